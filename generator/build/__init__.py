@@ -1,0 +1,1 @@
+"""Compilers: a variant becomes a binary, or a failure with its log."""

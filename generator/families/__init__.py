@@ -1,0 +1,1 @@
+"""Kernel families: parametrised sources with their spaces."""

@@ -1,0 +1,1 @@
+"""Verification and timing, in a child process."""

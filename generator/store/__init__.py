@@ -1,0 +1,1 @@
+"""Journals and the HDF5 database."""
