@@ -1,7 +1,7 @@
 """nvcc: a CUDA source with its defines becomes a cubin, with ptxas's facts, or a failure with its log.
 
-Must not judge speed or launch anything. Output is byte-identical for equal source, defines and compiler, which
-is what makes the content-addressed cache and the golden hashes hold.
+Must not judge speed or launch anything. Output is byte-identical for equal source, defines and compiler,
+which is what makes the content-addressed cache and the golden hashes hold.
 """
 
 from __future__ import annotations
@@ -9,41 +9,27 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
 import tempfile
 from pathlib import Path
 
 from ktlib.canonical import bytes_fingerprint, fingerprint
 from ktlib_generator.build.process import CompilerRun, run_compiler
-from ktlib_generator.build.sass import DisassemblerMissingError, spills_in_main_loop
+from ktlib_generator.build.sass import spills_in_main_loop
+from ktlib_generator.build.toolkit import ToolchainError, find_tool
 from ktlib_generator.families.base import BuildRequest
 from ktlib_generator.values import Binary, BuildFailure
 
 FLAGS = ("-std=c++17", "-DNDEBUG", "-Xptxas", "-v")
 SMEM_LIMIT_BYTES = {"sm90a": 227 * 1024}
-_MISSING = (
-    "no nvcc: install the CUDA toolkit (13.0 is what the shipped kernels were built with), or put its bin folder "
-    "on PATH, or set CUDA_HOME"
-)
-
-
-class ToolchainError(RuntimeError):
-    """There is no compiler here that can build the kernel; the message says what to install."""
 
 
 def find_nvcc() -> str:
-    """Return the nvcc to use: from CUDA_HOME, then PATH, then the toolkit's usual folder.
+    """Return the nvcc to use.
 
     Raises:
-        ToolchainError: none is there.
+        ToolchainError: there is none; the message says what to install.
     """
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    candidates = [str(Path(home) / "bin" / "nvcc")] if home else []
-    candidates += [shutil.which("nvcc") or "", "/usr/local/cuda/bin/nvcc"]
-    for candidate in filter(None, candidates):
-        if os.access(candidate, os.X_OK):
-            return candidate
-    raise ToolchainError(_MISSING)
+    return find_tool("nvcc")
 
 
 @functools.lru_cache(maxsize=8)
@@ -51,7 +37,9 @@ def _version(nvcc: str, modified_ns: int) -> str:
     run = run_compiler([nvcc, "--version"], timeout_s=60)
     match = re.search(r"release [\d.]+, V([\d.]+)", run.log)
     if not run.ok or match is None:
-        raise ToolchainError(f"{nvcc} --version: {run.reason(60) if not run.ok else 'no version in its output'}")
+        raise ToolchainError(
+            f"{nvcc} --version: {run.reason(60) if not run.ok else 'no version in its output'}"
+        )
     return match.group(1)
 
 
@@ -66,7 +54,7 @@ def nvcc_version(nvcc: str | None = None) -> str:
 
 
 def source_key(request: BuildRequest, *, nvcc: str | None = None) -> str:
-    """Fingerprint what a compile depends on: sources by content, defines, flags, arch and compiler version."""
+    """Fingerprint what a compile depends on: sources by content, defines, flags, arch, compiler."""
     folder = request.source.parent
     sources = [request.source, *sorted(folder.glob("*.cuh"))]
     return fingerprint(
@@ -121,7 +109,9 @@ def _judge(request: BuildRequest, image: bytes, log: str, nvcc: str) -> Binary |
     registers = re.search(r"Used (\d+) registers", log)
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     if registers is None or spills is None:
-        return BuildFailure("ptxas reported no registers or spills; its output format is not the expected one", log)
+        return BuildFailure(
+            "ptxas reported no registers or spills; its output format is not the expected one", log
+        )
     static = re.search(r"(\d+) bytes smem", log)
     smem_bytes = int(static.group(1)) if static else 0
     limit = SMEM_LIMIT_BYTES.get(request.arch)
@@ -130,8 +120,8 @@ def _judge(request: BuildRequest, image: bytes, log: str, nvcc: str) -> Binary |
     spill_bytes = int(spills.group(1)) + int(spills.group(2))
     if spill_bytes:
         try:
-            inside = spills_in_main_loop(image, nvcc)
-        except DisassemblerMissingError as error:
+            inside = spills_in_main_loop(image)
+        except ToolchainError as error:
             return BuildFailure(f"{spill_bytes} bytes of spills, and {error}", log)
         if inside:
             return BuildFailure(f"spills in the main loop: {inside[0]} and {len(inside) - 1} more", log)

@@ -1,16 +1,17 @@
 """Reads SASS for what ptxas's report cannot say: whether spills lie inside the loop that multiplies.
 
-Must not compile anything. The disassembler is the toolkit's, or the one on PATH.
+Must not compile anything.
 """
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import tempfile
 from pathlib import Path
 
 from ktlib_generator.build.process import run_compiler
+from ktlib_generator.build.toolkit import ToolchainError, find_tool
 
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?);")
 _BRANCH = re.compile(r"\bBRA(?:\.\w+)*\b.*?\b0x([0-9a-f]+)")
@@ -18,26 +19,21 @@ _MULTIPLY = re.compile(r"\b[HQIO]?G?MMA\b|\bHGMMA\b|\bHMMA\b")
 _SPILL = re.compile(r"\b(LDL|STL)\b")
 
 
-class DisassemblerMissingError(RuntimeError):
-    """Neither cuobjdump nor nvdisasm is here."""
-
-
-def disassemble(image: bytes, nvcc: str | None = None) -> str:
+def disassemble(image: bytes) -> str:
     """Return the SASS of a cubin.
 
     Raises:
-        DisassemblerMissingError: no disassembler, or it refused the file.
+        ToolchainError: no disassembler, or it refused the file.
     """
-    folder = str(Path(nvcc).parent) if nvcc else None
-    tool = (shutil.which("cuobjdump", path=folder) if folder else None) or shutil.which("cuobjdump")
-    if tool is None:
-        raise DisassemblerMissingError("no cuobjdump to see where they are (it comes with the CUDA toolkit)")
+    tool = find_tool("cuobjdump")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(image)
         file.flush()
-        run = run_compiler([tool, "-sass", file.name], timeout_s=60)
+        # cuobjdump looks for nvdisasm on PATH, where pip does not put it.
+        env = {**os.environ, "PATH": f"{Path(tool).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+        run = run_compiler([tool, "-sass", file.name], timeout_s=60, env=env)
     if not run.ok:
-        raise DisassemblerMissingError(f"cuobjdump failed: {run.reason(60)}")
+        raise ToolchainError(f"{tool} -sass failed: {run.reason(60)}")
     return run.log
 
 
@@ -53,13 +49,13 @@ def loops(sass: str) -> list[list[str]]:
     return [[text for address, text in code if first <= address <= last] for first, last in ranges]
 
 
-def spills_in_main_loop(image: bytes, nvcc: str | None = None) -> list[str]:
+def spills_in_main_loop(image: bytes) -> list[str]:
     """Return the spill instructions in the innermost loop that multiplies; empty when it is clean.
 
     Raises:
-        DisassemblerMissingError: as `disassemble`.
+        ToolchainError: as `disassemble`.
     """
-    for body in loops(disassemble(image, nvcc)):
+    for body in loops(disassemble(image)):
         if any(_MULTIPLY.search(text) for text in body):
             return [text for text in body if _SPILL.search(text)]
     return []
