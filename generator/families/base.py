@@ -142,9 +142,7 @@ class Family(Protocol):
         ...
 
 
-def refusals(
-    family: Family, variant: Variant, problem: Problem, device: Device
-) -> tuple[str, ...]:
+def refusals(family: Family, variant: Variant, problem: Problem, device: Device) -> tuple[str, ...]:
     """Return the reasons this variant is illegal for the problem; empty when it is legal."""
     return tuple(c.reason for c in family.constraints() if not c.holds(variant, problem, device))
 

@@ -130,8 +130,12 @@ class Sm90Tma:
             ),
             Constraint("batches are not implemented", lambda v, p, d: p.batch == 1),
             Constraint("an empty product needs no kernel", lambda v, p, d: min(p.m, p.n, p.k) > 0),
-            Constraint("TMA needs 16-byte aligned addresses and row strides", lambda v, p, d: _tma_can_read(p)),
-            Constraint("the source is written for this tile and schedule", lambda v, p, d: _tile(v) is not None),
+            Constraint(
+                "TMA needs 16-byte aligned addresses and row strides", lambda v, p, d: _tma_can_read(p)
+            ),
+            Constraint(
+                "the source is written for this tile and schedule", lambda v, p, d: _tile(v) is not None
+            ),
             Constraint("the ring and the C blocks fit in a CTA's shared memory", _fits),
             Constraint("a deeper ring than K has blocks only costs occupancy", _stages_are_used),
             Constraint("a larger group than there are tiles of M is the same raster", _raster_matters),
@@ -214,7 +218,7 @@ class Sm90Tma:
 
 
 def _tma_can_read(problem: Problem) -> bool:
-    # Problem.align counts C too, but C may be stored plainly; A's and B's contiguous strides are what TMA needs.
+    # Problem.align counts C too, but C may be stored plainly; TMA needs A's and B's strides.
     if problem.align == 16:
         return True
     if problem.align != problem.contiguous_align:
