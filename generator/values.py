@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from ktlib.canonical import canonical_json, finite_positive, fingerprint, require_fields
+from ktlib.canonical import canonical_json, fingerprint, finite_positive, require_fields
 from ktlib.problem import Problem
 
 ParameterValue = int | str
@@ -255,7 +255,7 @@ class Environment(JsonValue):
 
     @property
     def profile(self) -> str:
-        """Name of the database this environment writes: arch and SM count, `sm90a-132`; a CPU's arch alone."""
+        """Name of the database this environment writes: `sm90a-132`; a CPU's is its arch."""
         return self.arch if self.arch.startswith("cpu-") else f"{self.arch}-{self.sm_count}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -276,13 +276,18 @@ class Verification(JsonValue):
     rms_ratio: float
     checks: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rms_ratio", float(self.rms_ratio))
+        if not 0.0 <= self.rms_ratio < float("inf"):
+            raise ValueError(f"verification: rms_ratio must be finite, zero or more, got {self.rms_ratio!r}")
+
     def to_dict(self) -> dict[str, Any]:
         return {"rms_ratio": self.rms_ratio, "checks": list(self.checks)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Verification:
         require_fields("verification", data, ("rms_ratio", "checks"))
-        return cls(float(data["rms_ratio"]), tuple(data["checks"]))
+        return cls(data["rms_ratio"], tuple(data["checks"]))
 
 
 @dataclass(frozen=True)
@@ -306,9 +311,15 @@ class Record(JsonValue):
 
     def __post_init__(self) -> None:
         if (self.status is Status.OK) != (self.measurement is not None):
-            raise ValueError(f"record: status {self.status.value} and measurement {self.measurement} disagree")
+            raise ValueError(
+                f"record: status {self.status.value} and measurement {self.measurement} disagree"
+            )
         if self.status is not Status.OK and self.baseline is not None:
             raise ValueError(f"record: status {self.status.value} allows no baseline")
+        if type(self.measured_unix) is not int:
+            raise ValueError(f"record: measured_unix must be whole seconds, got {self.measured_unix!r}")
+        if type(self.log) is not str:
+            raise ValueError(f"record: log must be text, got {type(self.log).__name__}")
         if self.status is not Status.OK and not self.log:
             raise ValueError(f"record: status {self.status.value} needs a log saying what happened")
 
@@ -353,7 +364,7 @@ class Record(JsonValue):
             variant=Variant.parse(data["variant"]),
             environment=Environment.from_dict(data["environment"]),
             status=Status(data["status"]),
-            measured_unix=int(data["measured_unix"]),
+            measured_unix=data["measured_unix"],
             measurement=optional(Measurement, "measurement"),
             baseline=optional(Measurement, "baseline"),
             verification=optional(Verification, "verification"),

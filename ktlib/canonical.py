@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,12 +56,12 @@ def require_fields(
 
 
 def finite_positive(what: str, value: float) -> float:
-    """Return `value` as a float if it is a finite number above zero.
+    """Return `value` as a float if it is a finite number above zero and not subnormal.
 
     Raises:
-        ValueError: zero, negative, NaN or infinite; a time like that is a broken clock, not a speed.
+        ValueError: zero, negative, subnormal, NaN or infinite; such a time is a broken clock, not a speed.
     """
     number = float(value)
-    if not math.isfinite(number) or number <= 0.0:
+    if not math.isfinite(number) or number < sys.float_info.min:
         raise ValueError(f"{what} must be finite and positive, got {value!r}")
     return number

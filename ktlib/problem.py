@@ -73,9 +73,9 @@ class Problem:
                 )
         if self.accumulate == "fp16" and self.dtype != "fp16":
             raise ValueError(f"problem: accumulate fp16 needs dtype fp16, got {self.dtype}")
-        if self.align == 0:
+        if self.align == 0 and type(self.align) is int:
             object.__setattr__(self, "align", self.contiguous_align)
-        if self.align not in (1, 2, 4, 8, 16):
+        if type(self.align) is not int or self.align not in (1, 2, 4, 8, 16):
             raise ValueError(f"problem: align must be one of 1, 2, 4, 8, 16 bytes, got {self.align!r}")
 
     @property
