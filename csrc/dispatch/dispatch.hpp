@@ -1,5 +1,5 @@
-// Which kernel a call gets: the only selection code. Pure: takes facts, allocates nothing, reads no file and no
-// environment, takes no lock. An Index is immutable; a new one replaces it whole.
+// Which kernel a call gets: the only selection code. Pure: takes facts, allocates nothing, reads no file and
+// no environment, takes no lock. An Index is immutable; a new one replaces it whole.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,8 @@
 
 namespace ktlib {
 
-// The device a call runs on. For a CPU, `arch` is the best level this machine runs and `cpu_archs` all it runs.
+// The device a call runs on. For a CPU, `arch` is the best level this machine runs and `cpu_archs` all it
+// runs.
 struct DeviceFacts {
   DeviceKind kind = DeviceKind::cpu;
   uint32_t cc_major = 0, cc_minor = 0, sm_count = 0;
@@ -21,20 +22,20 @@ struct DeviceFacts {
 
 // Why the vendor was chosen, as a number on the hot path and a sentence in explain().
 enum class VendorReason : uint8_t {
-  none = 0,          // a kernel was chosen
-  no_database,       // no pack fits this device
-  vendor_faster,     // the tuned entry says so
-  not_tuned,         // no entry of this class is near enough
-  misaligned,        // the entry's kernel needs more alignment than A and B have
-  unsupported,       // no entry of this dtype, layout or epilogue at all
+  none = 0,       // a kernel was chosen
+  no_database,    // no pack fits this device
+  vendor_faster,  // the tuned entry says so
+  not_tuned,      // no entry of this class is near enough
+  misaligned,     // the entry's kernel needs more alignment than A and B have
+  unsupported,    // no entry of this dtype, layout or epilogue at all
 };
 
 struct Choice {
-  const pack::Pack* pack = nullptr;             // that decided; null when none fits
-  const pack::KernelRecord* kernel = nullptr;   // null: the vendor
-  const pack::EntryRecord* entry = nullptr;     // the tuned problem it comes from; null when none
-  uint32_t kernel_index = 0;                    // of `kernel` in `pack`
-  uint32_t pack_index = 0;                      // of `pack` in the Index
+  const pack::Pack* pack = nullptr;            // that decided; null when none fits
+  const pack::KernelRecord* kernel = nullptr;  // null: the vendor
+  const pack::EntryRecord* entry = nullptr;    // the tuned problem it comes from; null when none
+  uint32_t kernel_index = 0;                   // of `kernel` in `pack`
+  uint32_t pack_index = 0;                     // of `pack` in the Index
   Tier tier = Tier::vendor;
   VendorReason vendor_reason = VendorReason::no_database;
 };

@@ -38,10 +38,10 @@ struct Header {
   uint32_t version_major, version_minor;
   uint64_t file_bytes;
   uint8_t checksum[32];
-  uint32_t device_kind;  // DeviceKind
+  uint32_t device_kind;                   // DeviceKind
   uint32_t cc_major, cc_minor, sm_count;  // zero for a CPU
-  char arch[32];     // "sm90a", "cpu-x86_64_v3"; zero-terminated
-  char profile[64];  // "sm90a-132"; zero-terminated
+  char arch[32];                          // "sm90a", "cpu-x86_64_v3"; zero-terminated
+  char profile[64];                       // "sm90a-132"; zero-terminated
   Section sections[kSectionCount];
   uint8_t reserved[512 - 312];
 };

@@ -1,0 +1,30 @@
+// Torch tensors through the DLPack C exchange API (torch 2.10 and later), without linking torch.
+#pragma once
+
+#include "frontends/array.hpp"
+
+namespace ktlib::frontends::torch {
+
+// True when `type` is exactly torch.Tensor or torch.nn.Parameter and torch offers the exchange API. Never
+// imports torch: it must be in sys.modules already.
+bool is_tensor_type(PyTypeObject* type);
+
+Reason read(PyObject* tensor, Array* out);
+
+// Guards that the exchange API does not make: a gradient is wanted, or the memory holds negated values.
+Reason check_flags(PyObject* tensor, Dtype dtype);
+
+// True when check_flags reads the flags directly (torch_flags.hpp) instead of calling torch for each operand.
+bool flags_calibrated();
+
+// Records a write that torch did not see, so that autograd refuses a stale saved tensor. False with a Python
+// error set.
+bool count_write(PyObject* tensor);
+
+// A new contiguous [m, n] tensor from torch's allocator; null with a Python error set.
+PyObject* empty(int64_t m, int64_t n, const Array& like, Array* out);
+
+// The stream torch enqueues on for a CUDA device; false (no Python error) when torch cannot say.
+bool current_stream(int device, void** stream);
+
+}  // namespace ktlib::frontends::torch
