@@ -176,14 +176,14 @@ def relative_error(result: Any, a: Any, b: Any) -> float:
 
 
 def _row(problem: Problem, arrays: str, choice: Any, ours_us: float, baseline_us: float, error: float) -> Row:
-    kernel = choice.kernel.split("/")[1] if choice.kernel else f"vendor: {choice.reason}"
+    kernel = choice.kernel.split("/")[1] if choice.kernel else choice.reason
     return Row(str(problem), arrays, kernel, choice.tier, ours_us, baseline_us, error)
 
 
 def _report(rows: Sequence[Row], baseline: str) -> int:
     print(f"\nCall: microseconds a call from Python (medians, interleaved), baseline {baseline}\n")
     head = f"{'problem':22} {'arrays':6} {'ktlib':>9} {'baseline':>9} {'ratio':>6} {'error':>8}"
-    print(f"{head}  {'tier':7} kernel")
+    print(f"{head}  {'tier':7} kernel, or why none")
     for row in rows:
         print(
             f"{row.problem:22} {row.arrays:6} {row.ktlib_us:9.2f} {row.baseline_us:9.2f} "

@@ -57,9 +57,9 @@ void load_entry_points(State* out) {
     out->failure = concat("no CUDA driver: ", reason != nullptr ? reason : library_path);
     return;
   }
-#define KT_LOAD(name, parameters)                                                              \
-  out->api.name = reinterpret_cast<decltype(out->api.name)>(dlsym(library, #name));            \
-  if (out->api.name == nullptr && out->failure.empty()) {                                      \
+#define KT_LOAD(name, parameters)                                                                         \
+  out->api.name = reinterpret_cast<decltype(out->api.name)>(dlsym(library, #name));                       \
+  if (out->api.name == nullptr && out->failure.empty()) {                                                 \
     out->failure = concat(library_path, " has no ", #name, ": ktlib needs a driver of CUDA 12 or later"); \
   }
   KT_DRIVER_ENTRY_POINTS(KT_LOAD)

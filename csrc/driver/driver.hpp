@@ -10,26 +10,25 @@
 namespace ktlib::driver {
 
 // One line per entry point: the driver's name, then its parameters.
-#define KT_DRIVER_ENTRY_POINTS(X)                                                                     \
-  X(cuInit, (unsigned int))                                                                           \
-  X(cuDriverGetVersion, (int*))                                                                       \
-  X(cuGetErrorName, (CUresult, const char**))                                                         \
-  X(cuDeviceGetCount, (int*))                                                                         \
-  X(cuDeviceGet, (CUdevice*, int))                                                                    \
-  X(cuDeviceGetName, (char*, int, CUdevice))                                                          \
-  X(cuDeviceGetAttribute, (int*, int, CUdevice))                                                      \
-  X(cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                                                 \
-  X(cuCtxGetCurrent, (CUcontext*))                                                                    \
-  X(cuCtxSetCurrent, (CUcontext))                                                                     \
+#define KT_DRIVER_ENTRY_POINTS(X)                                                                         \
+  X(cuInit, (unsigned int))                                                                               \
+  X(cuDriverGetVersion, (int*))                                                                           \
+  X(cuGetErrorName, (CUresult, const char**))                                                             \
+  X(cuDeviceGetCount, (int*))                                                                             \
+  X(cuDeviceGet, (CUdevice*, int))                                                                        \
+  X(cuDeviceGetName, (char*, int, CUdevice))                                                              \
+  X(cuDeviceGetAttribute, (int*, int, CUdevice))                                                          \
+  X(cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                                                     \
+  X(cuCtxGetCurrent, (CUcontext*))                                                                        \
+  X(cuCtxSetCurrent, (CUcontext))                                                                         \
   X(cuLibraryLoadData, (CUlibrary*, const void*, int*, void**, unsigned int, int*, void**, unsigned int)) \
-  X(cuLibraryGetKernel, (CUkernel*, CUlibrary, const char*))                                          \
-  X(cuKernelGetFunction, (CUfunction*, CUkernel))                                                     \
-  X(cuFuncSetAttribute, (CUfunction, int, int))                                                       \
-  X(cuLaunchKernelEx, (const CUlaunchConfig*, CUfunction, void**, void**))                            \
-  X(cuTensorMapEncodeTiled,                                                                           \
-    (CUtensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,           \
-     const uint32_t*, int, int, int, int))                                                            \
-  X(cuThreadExchangeStreamCaptureMode, (int*))                                                        \
+  X(cuLibraryGetKernel, (CUkernel*, CUlibrary, const char*))                                              \
+  X(cuKernelGetFunction, (CUfunction*, CUkernel))                                                         \
+  X(cuFuncSetAttribute, (CUfunction, int, int))                                                           \
+  X(cuLaunchKernelEx, (const CUlaunchConfig*, CUfunction, void**, void**))                                \
+  X(cuTensorMapEncodeTiled, (CUtensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*,        \
+                             const uint32_t*, const uint32_t*, int, int, int, int))                       \
+  X(cuThreadExchangeStreamCaptureMode, (int*))                                                            \
   X(cuStreamIsCapturing, (CUstream, int*))
 
 struct Api {

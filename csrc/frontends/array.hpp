@@ -1,5 +1,6 @@
-// What every array library's operand becomes: an address, two extents, two strides. A reader either fills it or
-// names the reason why this operand is for the Python path; it never raises and leaves no Python error set.
+// What every array library's operand becomes: an address, two extents, two strides. A reader either fills it
+// or names the reason why this operand is for the Python path; it never raises and leaves no Python error
+// set.
 #pragma once
 
 #include <Python.h>
@@ -12,8 +13,9 @@ namespace ktlib::frontends {
 
 enum class Framework : uint8_t { none, torch, cupy, numpy };
 
-// Why a call leaves the fast path. The text (reason_text) goes to the Python path and into explain(); the first
-// group says that both operands are plain matrices of one kind, so the vendor may be called without more checks.
+// Why a call leaves the fast path. The text (reason_text) goes to the Python path and into explain(); the
+// first group says that both operands are plain matrices of one kind, so the vendor may be called without
+// more checks.
 enum class Reason : uint8_t {
   none = 0,
   no_database,

@@ -22,6 +22,7 @@ const Names& names() {
 
 PyTypeObject* ndarray = nullptr;
 PyObject* module = nullptr;
+PyObject* matmul_function = nullptr;
 PyObject* dtypes[3] = {};  // numpy.dtype objects seen, by Dtype: NumPy keeps one of each
 using StreamFunction = intptr_t (*)();
 StreamFunction stream_function = nullptr;
@@ -129,7 +130,14 @@ bool is_array_type(PyTypeObject* type) {
     Py_DECREF(found);
     return false;
   }
-  ndarray = type;  // both stay referenced
+  PyObject* matmul = PyObject_GetAttrString(loaded, "matmul");
+  if (matmul == nullptr) {
+    PyErr_Clear();
+    Py_DECREF(found);
+    return false;
+  }
+  matmul_function = matmul;
+  ndarray = type;  // all three stay referenced
   Py_INCREF(loaded);
   module = loaded;
   stream_function = find_stream_function();
@@ -141,6 +149,8 @@ Reason read(PyObject* array, Array* out) {
   if (reason != Reason::none) PyErr_Clear();
   return reason;
 }
+
+PyObject* vendor_matmul() { return matmul_function; }
 
 PyObject* empty(int64_t m, int64_t n, PyObject* like, Array* out) {
   PyObject* shape = Py_BuildValue("(LL)", static_cast<long long>(m), static_cast<long long>(n));

@@ -16,4 +16,7 @@ PyObject* empty(int64_t m, int64_t n, PyObject* like, Array* out);
 // The current stream of CuPy's current device; false (no Python error) when CuPy cannot say.
 bool current_stream(void** stream);
 
+// The library's own matmul, borrowed.
+PyObject* vendor_matmul();
+
 }  // namespace ktlib::frontends::cupy

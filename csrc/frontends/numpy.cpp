@@ -7,6 +7,7 @@ namespace {
 
 PyTypeObject* ndarray = nullptr;
 PyObject* empty_function = nullptr;
+PyObject* matmul_function = nullptr;
 PyObject* dtype_name = nullptr;  // interned "dtype"
 
 void find_numpy() {
@@ -14,8 +15,9 @@ void find_numpy() {
   if (module == nullptr) return;
   PyObject* type = PyObject_GetAttrString(module, "ndarray");
   empty_function = PyObject_GetAttrString(module, "empty");
+  matmul_function = PyObject_GetAttrString(module, "matmul");
   dtype_name = PyUnicode_InternFromString("dtype");
-  if (type == nullptr || empty_function == nullptr || dtype_name == nullptr) {
+  if (type == nullptr || empty_function == nullptr || matmul_function == nullptr || dtype_name == nullptr) {
     PyErr_Clear();
     return;
   }
@@ -66,6 +68,8 @@ Reason read(PyObject* array, bool writable, Array* out) {
   PyBuffer_Release(&view);
   return reason;
 }
+
+PyObject* vendor_matmul() { return matmul_function; }
 
 PyObject* empty(int64_t m, int64_t n, PyObject* like, Array* out) {
   PyObject* shape = Py_BuildValue("(LL)", static_cast<long long>(m), static_cast<long long>(n));

@@ -14,4 +14,7 @@ Reason read(PyObject* array, bool writable, Array* out);
 // A new C-contiguous [m, n] array of `like`'s dtype; null with a Python error set.
 PyObject* empty(int64_t m, int64_t n, PyObject* like, Array* out);
 
+// The library's own matmul, borrowed.
+PyObject* vendor_matmul();
+
 }  // namespace ktlib::frontends::numpy

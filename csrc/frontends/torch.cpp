@@ -6,7 +6,8 @@
 namespace ktlib::frontends::torch {
 namespace {
 
-// What was found in the loaded torch. Filled under the GIL, once; never released, as torch cannot be unloaded.
+// What was found in the loaded torch. Filled under the GIL, once; never released, as torch cannot be
+// unloaded.
 struct Torch {
   PyTypeObject* tensor = nullptr;
   PyTypeObject* parameter = nullptr;
@@ -15,6 +16,7 @@ struct Torch {
   PyCFunction is_neg = nullptr;
   PyObject* is_grad_enabled = nullptr;
   PyObject* increment_version = nullptr;
+  PyObject* matmul = nullptr;
   TorchFlags flags;
 };
 Torch found;
@@ -34,10 +36,9 @@ const DLPackExchangeAPI* exchange_api(PyObject* type) {
   if (header == nullptr) PyErr_Clear();
   while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION) header = header->prev_api;
   const auto* api = reinterpret_cast<const DLPackExchangeAPI*>(header);
-  if (api != nullptr && (api->managed_tensor_allocator == nullptr ||
-                         api->managed_tensor_to_py_object_no_sync == nullptr ||
-                         api->managed_tensor_from_py_object_no_sync == nullptr ||
-                         api->current_work_stream == nullptr)) {
+  if (api != nullptr &&
+      (api->managed_tensor_allocator == nullptr || api->managed_tensor_to_py_object_no_sync == nullptr ||
+       api->managed_tensor_from_py_object_no_sync == nullptr || api->current_work_stream == nullptr)) {
     api = nullptr;
   }
   return api;  // the capsule stays referenced on purpose
@@ -68,11 +69,12 @@ void find_torch() {
   found.is_grad_enabled = attribute(module, "is_grad_enabled");
   PyObject* c_module = attribute(module, "_C");
   found.increment_version = attribute(c_module, "_increment_version");
+  found.matmul = attribute(module, "matmul");
   Py_XDECREF(c_module);
   found.api = exchange_api(tensor);
   auto* type = reinterpret_cast<PyTypeObject*>(tensor);
   if (found.api == nullptr || found.is_grad_enabled == nullptr || found.increment_version == nullptr ||
-      !find_getters(type)) {
+      found.matmul == nullptr || !find_getters(type)) {
     refused = true;
     return;
   }
@@ -93,9 +95,12 @@ bool truth(PyObject* answer) {
 
 DLDataType dl_dtype(Dtype dtype) {
   switch (dtype) {
-    case Dtype::fp16: return {kDLFloat, 16, 1};
-    case Dtype::bf16: return {kDLBfloat, 16, 1};
-    case Dtype::fp32: break;
+    case Dtype::fp16:
+      return {kDLFloat, 16, 1};
+    case Dtype::bf16:
+      return {kDLBfloat, 16, 1};
+    case Dtype::fp32:
+      break;
   }
   return {kDLFloat, 32, 1};
 }
@@ -214,11 +219,14 @@ PyObject* empty(int64_t m, int64_t n, const Array& like, Array* out) {
   const Reason reason = convert(made->dl_tensor, out);
   void* tensor = nullptr;
   if (reason != Reason::none || found.api->managed_tensor_to_py_object_no_sync(made, &tensor) != 0) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "torch's allocator answered with another tensor");
+    if (!PyErr_Occurred())
+      PyErr_SetString(PyExc_RuntimeError, "torch's allocator answered with another tensor");
     return nullptr;
   }
   return static_cast<PyObject*>(tensor);
 }
+
+PyObject* vendor_matmul() { return found.matmul; }
 
 bool current_stream(int device, void** stream) {
   if (found.api->current_work_stream(kDLCUDA, device, stream) == 0) return true;

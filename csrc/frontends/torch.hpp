@@ -27,4 +27,7 @@ PyObject* empty(int64_t m, int64_t n, const Array& like, Array* out);
 // The stream torch enqueues on for a CUDA device; false (no Python error) when torch cannot say.
 bool current_stream(int device, void** stream);
 
+// The library's own matmul, borrowed.
+PyObject* vendor_matmul();
+
 }  // namespace ktlib::frontends::torch

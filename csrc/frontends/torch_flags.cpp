@@ -44,7 +44,7 @@ struct TorchFlags::Samples {
   std::vector<py::object> plain;     // not negated, with and without state
   std::vector<py::object> negative;  // negated, with and without state
   std::vector<py::object> to_save, savers;
-  std::vector<py::object> graphs;    // hold what save() saved
+  std::vector<py::object> graphs;  // hold what save() saved
 
   // `round` makes the shapes differ between two sets.
   Samples(const py::module_& torch, int round) {
@@ -53,18 +53,20 @@ struct TorchFlags::Samples {
       options["dtype"] = torch.attr(dtype);
       options["device"] = "cpu";  // whatever torch's default device is
       for (int extent = 1; extent < 4; ++extent) {
-        const auto ones = [&] { return torch.attr("ones")(py::make_tuple(extent + round, 3 + round), **options); };
+        const auto ones = [&] {
+          return torch.attr("ones")(py::make_tuple(extent + round, 3 + round), **options);
+        };
         neither.push_back(ones());
         to_save.push_back(ones());
         const py::object made = ones(), leaf = ones();
         leaf.attr("requires_grad_")();
-        for (const py::object& tensor : {made, py::object(made.attr("t")()), py::object(made.attr("detach")()),
-                                         leaf, neither.back()}) {
+        for (const py::object& tensor :
+             {made, py::object(made.attr("t")()), py::object(made.attr("detach")()), leaf, neither.back()}) {
           plain.push_back(tensor);
         }
         const py::object negated = torch.attr("_neg_view")(made);
-        for (const py::object& tensor : {negated, py::object(negated.attr("t")()),
-                                         py::object(negated.attr("detach")())}) {
+        for (const py::object& tensor :
+             {negated, py::object(negated.attr("t")()), py::object(negated.attr("detach")())}) {
           negative.push_back(tensor);
         }
         for (const py::object& tensor :
@@ -194,7 +196,8 @@ void TorchFlags::calibrate(PyObject* module) {
     if (implementation_offset_ != 0 && find_implementation(second.negative) == implementation_offset_) {
       const size_t words =
           std::min(first.common_words(implementation_offset_), second.common_words(implementation_offset_));
-      const bool found = find_flags(first, words) && find_references(first, words) && find_version(first, words);
+      const bool found =
+          find_flags(first, words) && find_references(first, words) && find_version(first, words);
       second.save();
       valid_ = found && agrees(second) && agrees(first);
     }

@@ -34,7 +34,8 @@ py::dict explain_on(const Call& call, DeviceKind kind, int device) {
   const Choice choice = index->index().find(call);
   if (choice.kernel != nullptr) {
     const KernelSlot& slot = index->slot(choice);
-    if (slot.cuda != nullptr && !slot.cuda->failure(device).empty()) return vendor(slot.cuda->failure(device));
+    if (slot.cuda != nullptr && !slot.cuda->failure(device).empty())
+      return vendor(slot.cuda->failure(device));
     if (slot.cuda == nullptr && slot.cpu == nullptr) {
       return vendor(concat("kernel ", choice.pack->name(*choice.kernel), " is not in this build of ktlib"));
     }

@@ -89,19 +89,20 @@ class PyCudaKernel {
   void launch(uint64_t a, uint64_t b, uint64_t c, int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb,
               int64_t ldc, uint32_t group_m, uint32_t split_k, int device, uint64_t stream) {
     constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
-    KT_CHECK_ARG(m >= 1 && n >= 1 && k >= 1 && m <= kMax && n <= kMax && k <= kMax, "launch: m, n and k must be in 1..",
-                 kMax, ", got ", m, ", ", n, ", ", k);
-    KT_CHECK_ARG(lda >= 1 && ldb >= 1 && ldc >= n, "launch: row strides must be positive and ldc at least n, got ",
-                 lda, ", ", ldb, ", ", ldc);
+    KT_CHECK_ARG(m >= 1 && n >= 1 && k >= 1 && m <= kMax && n <= kMax && k <= kMax,
+                 "launch: m, n and k must be in 1..", kMax, ", got ", m, ", ", n, ", ", k);
+    KT_CHECK_ARG(lda >= 1 && ldb >= 1 && ldc >= n,
+                 "launch: row strides must be positive and ldc at least n, got ", lda, ", ", ldb, ", ", ldc);
     KT_CHECK_ARG(split_k == 1, "launch: sm90_tma_v1 has no split_k, got ", split_k);
-    const GemmOperands operands = {a,   b,   c, lda, ldb, ldc, static_cast<uint32_t>(m), static_cast<uint32_t>(n),
-                                   static_cast<uint32_t>(k)};
+    const GemmOperands operands = {
+        a, b, c, lda, ldb, ldc, static_cast<uint32_t>(m), static_cast<uint32_t>(n), static_cast<uint32_t>(k)};
     std::string reason;
     bool first_time = false;
     CudaKernel::Result result;
     {
       py::gil_scoped_release release;
-      result = kernel_.launch(operands, group_m, device, reinterpret_cast<void*>(stream), &reason, &first_time);
+      result =
+          kernel_.launch(operands, group_m, device, reinterpret_cast<void*>(stream), &reason, &first_time);
     }
     if (result != CudaKernel::Result::ok) throw std::runtime_error(reason);
   }
@@ -138,9 +139,9 @@ void bind_driver(py::module_& module) {
   module.def("set_libcuda", &driver::set_library, py::arg("path"));
   py::class_<PyCudaKernel>(module, "CudaKernel")
       .def(py::init<py::bytes, py::dict>(), py::arg("image"), py::arg("facts"))
-      .def("launch", &PyCudaKernel::launch, py::arg("a"), py::arg("b"), py::arg("c"), py::arg("m"), py::arg("n"),
-           py::arg("k"), py::arg("lda"), py::arg("ldb"), py::arg("ldc"), py::arg("group_m"), py::arg("split_k"),
-           py::arg("device"), py::arg("stream"))
+      .def("launch", &PyCudaKernel::launch, py::arg("a"), py::arg("b"), py::arg("c"), py::arg("m"),
+           py::arg("n"), py::arg("k"), py::arg("lda"), py::arg("ldb"), py::arg("ldc"), py::arg("group_m"),
+           py::arg("split_k"), py::arg("device"), py::arg("stream"))
       .def_property_readonly("facts", &PyCudaKernel::facts);
 }
 

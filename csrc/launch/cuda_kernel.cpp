@@ -26,7 +26,9 @@ uint32_t ceil_div(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
 // Loading is a forbidden call while a stream captures in global mode; relaxed mode lets this thread do it.
 class RelaxedCapture {
  public:
-  explicit RelaxedCapture(const driver::Api& api) : api_(api) { api_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  explicit RelaxedCapture(const driver::Api& api) : api_(api) {
+    api_.cuThreadExchangeStreamCaptureMode(&mode_);
+  }
   ~RelaxedCapture() { api_.cuThreadExchangeStreamCaptureMode(&mode_); }
   RelaxedCapture(const RelaxedCapture&) = delete;
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;
@@ -100,7 +102,8 @@ std::string CudaKernel::load_function(const driver::Api& api, driver::CUfunction
   return {};
 }
 
-CudaKernel::Result CudaKernel::load(int device, void* stream, std::string* reason, bool* first_time) noexcept {
+CudaKernel::Result CudaKernel::load(int device, void* stream, std::string* reason,
+                                    bool* first_time) noexcept {
   *first_time = false;
   if (device < 0 || device >= driver::kMaxDevices) {
     *reason = concat("no CUDA device ", device);
@@ -155,11 +158,11 @@ driver::CUresult CudaKernel::enqueue(const driver::Api& api, driver::CUfunction 
 
   alignas(64) driver::CUtensorMap maps[3];
   *call = "cuTensorMapEncodeTiled";
-  driver::CUresult code = tensor_map(
-      api,
-      {a_address, a_transposed ? m : k, a_transposed ? k : m, static_cast<uint64_t>(lda) * size,
-       facts_.a_box_inner, facts_.a_box_outer, facts_.swizzle_bytes, facts_.dtype},
-      &maps[0]);
+  driver::CUresult code =
+      tensor_map(api,
+                 {a_address, a_transposed ? m : k, a_transposed ? k : m, static_cast<uint64_t>(lda) * size,
+                  facts_.a_box_inner, facts_.a_box_outer, facts_.swizzle_bytes, facts_.dtype},
+                 &maps[0]);
   if (code != driver::kSuccess) return code;
   code = tensor_map(api,
                     {b_address, b_transposed ? k : n, b_transposed ? n : k, static_cast<uint64_t>(ldb) * size,
@@ -204,8 +207,8 @@ driver::CUresult CudaKernel::enqueue(const driver::Api& api, driver::CUfunction 
   return api.cuLaunchKernelEx(&config, function, arguments, nullptr);
 }
 
-CudaKernel::Result CudaKernel::launch(const GemmOperands& operands, uint32_t group_m, int device, void* stream,
-                                      std::string* reason, bool* first_time) noexcept {
+CudaKernel::Result CudaKernel::launch(const GemmOperands& operands, uint32_t group_m, int device,
+                                      void* stream, std::string* reason, bool* first_time) noexcept {
   *first_time = false;
   const driver::DeviceInfo* info = driver::device(device, reason);
   if (info == nullptr) return Result::refused;

@@ -55,7 +55,9 @@ class CudaKernel {
            !devices_[device].unusable.load(std::memory_order_acquire);
   }
 
-  bool usable(int device) const noexcept { return !devices_[device].unusable.load(std::memory_order_acquire); }
+  bool usable(int device) const noexcept {
+    return !devices_[device].unusable.load(std::memory_order_acquire);
+  }
 
   // Why it cannot run on `device`; empty when nothing is known against it.
   std::string failure(int device);

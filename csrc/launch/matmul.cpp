@@ -1,5 +1,5 @@
-// One call: parse (prepare.cpp), look up (a memo, then Index), run, or leave for Python with a reason. Nothing here
-// allocates but the output, and nothing locks but a kernel's first load.
+// One call: parse (prepare.cpp), look up (a memo, then Index), run, or leave for Python with a reason.
+// Nothing here allocates but the output, and nothing locks but a kernel's first load.
 #include "launch/matmul.hpp"
 
 #include <cstring>
@@ -27,6 +27,7 @@ PyObject* fallback = nullptr;  // fn(a, b, out, reason)
 PyObject* loader = nullptr;    // fn(): calls set_packs; run before the first selection
 PyObject* reason_strings[static_cast<int>(Reason::kCount)] = {};
 PyObject* out_name = nullptr;
+PyObject* out_names = nullptr;  // ("out",)
 std::atomic<bool> enabled{true};
 
 // What selection answered for one call, remembered by each thread.
@@ -49,8 +50,8 @@ thread_local Memory memory;
 
 uint32_t memo_slot(const Call& call) {
   uint64_t hash = (uint64_t{call.m} * 0x9E3779B97F4A7C15u) ^ (uint64_t{call.n} * 0xC2B2AE3D27D4EB4Fu) ^
-                  (uint64_t{call.k} * 0x165667B19E3779F9u) ^
-                  (static_cast<uint64_t>(call.layout) << 50) ^ (static_cast<uint64_t>(call.dtype) << 53);
+                  (uint64_t{call.k} * 0x165667B19E3779F9u) ^ (static_cast<uint64_t>(call.layout) << 50) ^
+                  (static_cast<uint64_t>(call.dtype) << 53);
   hash *= 0xFF51AFD7ED558CCDu;
   return static_cast<uint32_t>(hash >> 40) % kMemoSlots;
 }
@@ -62,12 +63,18 @@ bool holds(const Memo& memo, uint64_t generation, const Prepared& prepared) {
 
 Reason vendor_reason(VendorReason reason) {
   switch (reason) {
-    case VendorReason::none: return Reason::none;
-    case VendorReason::no_database: return Reason::no_database;
-    case VendorReason::vendor_faster: return Reason::vendor_faster;
-    case VendorReason::not_tuned: return Reason::not_tuned;
-    case VendorReason::misaligned: return Reason::misaligned;
-    case VendorReason::unsupported: break;
+    case VendorReason::none:
+      return Reason::none;
+    case VendorReason::no_database:
+      return Reason::no_database;
+    case VendorReason::vendor_faster:
+      return Reason::vendor_faster;
+    case VendorReason::not_tuned:
+      return Reason::not_tuned;
+    case VendorReason::misaligned:
+      return Reason::misaligned;
+    case VendorReason::unsupported:
+      break;
   }
   return Reason::unsupported;
 }
@@ -75,8 +82,8 @@ Reason vendor_reason(VendorReason reason) {
 void select(const Registry& registry, const Prepared& prepared, Memo* memo) {
   *memo = {0, prepared.call, prepared.device, prepared.device_kind, Reason::no_driver, nullptr, 1};
   std::string ignored;
-  const DeviceIndex* index = prepared.device_kind == DeviceKind::cpu ? &registry.cpu()
-                                                                     : registry.cuda(prepared.device, &ignored);
+  const DeviceIndex* index =
+      prepared.device_kind == DeviceKind::cpu ? &registry.cpu() : registry.cuda(prepared.device, &ignored);
   if (index == nullptr) return;  // not remembered: the driver may be usable later
   const Choice choice = index->index().find(prepared.call);
   memo->reason = vendor_reason(choice.vendor_reason);
@@ -85,8 +92,8 @@ void select(const Registry& registry, const Prepared& prepared, Memo* memo) {
   } else {
     memo->slot = &index->slot(choice);
     if (choice.entry != nullptr) memo->group_m = choice.entry->group_m;
-    memo->reason = memo->slot->cpu != nullptr || memo->slot->cuda != nullptr ? Reason::none
-                                                                             : Reason::kernel_unusable;
+    memo->reason =
+        memo->slot->cpu != nullptr || memo->slot->cuda != nullptr ? Reason::none : Reason::kernel_unusable;
   }
   memo->generation = registry.generation();
 }
@@ -105,10 +112,17 @@ PyObject* make_output(PyObject* a, Prepared* prepared) {
   const int64_t m = prepared->call.m, n = prepared->call.n;
   PyObject* result = nullptr;
   switch (prepared->framework) {
-    case Framework::torch: result = frontends::torch::empty(m, n, prepared->like, &made); break;
-    case Framework::numpy: result = frontends::numpy::empty(m, n, a, &made); break;
-    case Framework::cupy: result = frontends::cupy::empty(m, n, a, &made); break;
-    case Framework::none: break;
+    case Framework::torch:
+      result = frontends::torch::empty(m, n, prepared->like, &made);
+      break;
+    case Framework::numpy:
+      result = frontends::numpy::empty(m, n, a, &made);
+      break;
+    case Framework::cupy:
+      result = frontends::cupy::empty(m, n, a, &made);
+      break;
+    case Framework::none:
+      break;
   }
   if (result == nullptr) return nullptr;
   Matrix matrix;
@@ -116,7 +130,8 @@ PyObject* make_output(PyObject* a, Prepared* prepared) {
                     made.device == prepared->device && as_matrix(made, &matrix) && !matrix.transposed;
   if (!fits) {
     Py_DECREF(result);
-    PyErr_SetString(PyExc_RuntimeError, "the framework's allocator answered with another array than asked for");
+    PyErr_SetString(PyExc_RuntimeError,
+                    "the framework's allocator answered with another array than asked for");
     return nullptr;
   }
   prepared->operands.c = made.address;
@@ -127,8 +142,9 @@ PyObject* make_output(PyObject* a, Prepared* prepared) {
 void run_cpu(CpuGemmFn kernel, const Prepared& prepared) {
   const GemmOperands& g = prepared.operands;
   auto run = [&] {
-    kernel(reinterpret_cast<const void*>(g.a), reinterpret_cast<const void*>(g.b), reinterpret_cast<void*>(g.c),
-           g.m, g.n, g.k, g.lda, g.ldb, g.ldc, static_cast<int>(prepared.call.layout));
+    kernel(reinterpret_cast<const void*>(g.a), reinterpret_cast<const void*>(g.b),
+           reinterpret_cast<void*>(g.c), g.m, g.n, g.k, g.lda, g.ldb, g.ldc,
+           static_cast<int>(prepared.call.layout));
   };
   if (uint64_t{g.m} * g.n * g.k < kReleaseGilMacs) {
     run();
@@ -171,8 +187,14 @@ Reason ready_cuda(CudaKernel* kernel, const Prepared& prepared, void** stream, s
 }
 
 bool warn(const std::string& text) {
-  const std::string message = "ktlib: " + text + "; such products run on the vendor's library";
-  return PyErr_WarnEx(PyExc_RuntimeWarning, message.c_str(), 1) == 0;
+  const std::string message = text + "; such products run on the vendor's library";
+  PyObject* errors = PyImport_ImportModule("ktlib.errors");
+  PyObject* category = errors == nullptr ? nullptr : PyObject_GetAttrString(errors, "KtlibWarning");
+  Py_XDECREF(errors);
+  if (category == nullptr) return false;
+  const bool fine = PyErr_WarnEx(category, message.c_str(), 1) == 0;
+  Py_DECREF(category);
+  return fine;
 }
 
 PyObject* leave(PyObject* a, PyObject* b, PyObject* out, Reason reason) {
@@ -183,6 +205,30 @@ PyObject* leave(PyObject* a, PyObject* b, PyObject* out, Reason reason) {
   PyObject* arguments[5] = {nullptr, a, b, out != nullptr ? out : Py_None,
                             reason_strings[static_cast<int>(reason)]};
   return PyObject_Vectorcall(fallback, arguments + 1, 4 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+}
+
+// For operands that are known to go together: straight to the library's matmul, unless that would accumulate
+// in half precision and the Python path has to see to it.
+PyObject* leave_prepared(PyObject* a, PyObject* b, PyObject* out, const Prepared& prepared, Reason reason) {
+  PyObject* vendor = nullptr;
+  const bool half = prepared.call.dtype != Dtype::fp32;
+  switch (prepared.framework) {
+    case Framework::torch:
+      if (!half || prepared.device_kind == DeviceKind::cpu) vendor = frontends::torch::vendor_matmul();
+      break;
+    case Framework::numpy:
+      if (!half) vendor = frontends::numpy::vendor_matmul();
+      break;
+    case Framework::cupy:
+      vendor = frontends::cupy::vendor_matmul();
+      break;
+    case Framework::none:
+      break;
+  }
+  if (vendor == nullptr) return leave(a, b, out, reason);
+  PyObject* arguments[4] = {nullptr, a, b, out};
+  return PyObject_Vectorcall(vendor, arguments + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET,
+                             out != nullptr ? out_names : nullptr);
 }
 
 PyObject* finish(PyObject* result, bool borrowed) {
@@ -208,16 +254,16 @@ PyObject* run(PyObject* a, PyObject* b, PyObject* out) {
     PyErr_SetString(PyExc_RuntimeError, ("ktlib: " + driver::status()).c_str());
     return nullptr;
   }
-  if (registry == nullptr) return leave(a, b, out, Reason::no_database);
+  if (registry == nullptr) return leave_prepared(a, b, out, prepared, Reason::no_database);
   const Memo memo = find_memo(*registry, prepared);
-  if (memo.reason != Reason::none) return leave(a, b, out, memo.reason);
+  if (memo.reason != Reason::none) return leave_prepared(a, b, out, prepared, memo.reason);
 
   void* stream = nullptr;
   if (memo.slot->cuda != nullptr) {
     std::string warning;
     reason = ready_cuda(memo.slot->cuda.get(), prepared, &stream, &warning);
     if (!warning.empty() && !warn(warning)) return nullptr;
-    if (reason != Reason::none) return leave(a, b, out, reason);
+    if (reason != Reason::none) return leave_prepared(a, b, out, prepared, reason);
   }
   PyObject* result = out;
   if (out == nullptr) {
@@ -232,19 +278,19 @@ PyObject* run(PyObject* a, PyObject* b, PyObject* out) {
   }
   std::string text;
   bool first_time = false;
-  const CudaKernel::Result launched = memo.slot->cuda->launch(prepared.operands, memo.group_m, prepared.device,
-                                                              stream, &text, &first_time);
+  const CudaKernel::Result launched =
+      memo.slot->cuda->launch(prepared.operands, memo.group_m, prepared.device, stream, &text, &first_time);
   if (launched == CudaKernel::Result::ok) return finish(result, out != nullptr);
   if (out == nullptr) Py_DECREF(result);
   if (first_time && !warn(text)) return nullptr;
-  return leave(a, b, out, Reason::kernel_unusable);
+  return leave_prepared(a, b, out, prepared, Reason::kernel_unusable);
 }
 
 bool parse_out(PyObject* const* arguments, Py_ssize_t positional, PyObject* names, PyObject** out) {
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   if (positional != 2) {
-    PyErr_Format(PyExc_TypeError, "matmul takes two arrays, got %zd; call matmul(a, b) or matmul(a, b, out=c)",
-                 positional);
+    PyErr_Format(PyExc_TypeError,
+                 "matmul takes two arrays, got %zd; call matmul(a, b) or matmul(a, b, out=c)", positional);
     return false;
   }
   for (Py_ssize_t i = 0; i < named; ++i) {
@@ -299,6 +345,7 @@ void set_hook(PyObject** hook, const py::object& function) {
 
 void bind_matmul(py::module_& module) {
   out_name = PyUnicode_InternFromString("out");
+  out_names = PyTuple_Pack(1, out_name);
   for (int i = 0; i < static_cast<int>(Reason::kCount); ++i) {
     reason_strings[i] = PyUnicode_InternFromString(frontends::reason_text(static_cast<Reason>(i)));
   }

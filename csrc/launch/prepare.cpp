@@ -29,9 +29,12 @@ Reason read(Framework framework, PyObject* object, bool writable, Array* out) {
       const Reason reason = frontends::torch::read(object, out);
       return reason != Reason::none ? reason : frontends::torch::check_flags(object, out->dtype);
     }
-    case Framework::numpy: return frontends::numpy::read(object, writable, out);
-    case Framework::cupy: return frontends::cupy::read(object, out);
-    case Framework::none: break;
+    case Framework::numpy:
+      return frontends::numpy::read(object, writable, out);
+    case Framework::cupy:
+      return frontends::cupy::read(object, out);
+    case Framework::none:
+      break;
   }
   return Reason::other_types;
 }
@@ -92,8 +95,8 @@ bool surely_disjoint(const Array& a, const Matrix& a_matrix, const Array& b, con
   const uint64_t row = static_cast<uint64_t>(a_matrix.ld) * size;
   const uint64_t a_row = static_cast<uint64_t>(a_matrix.transposed ? a.shape[0] : a.shape[1]) * size;
   const uint64_t b_row = static_cast<uint64_t>(b_matrix.transposed ? b.shape[0] : b.shape[1]) * size;
-  const uint64_t ahead = b.address >= a.address ? (b.address - a.address) % row
-                                                : (row - (a.address - b.address) % row) % row;
+  const uint64_t ahead =
+      b.address >= a.address ? (b.address - a.address) % row : (row - (a.address - b.address) % row) % row;
   return ahead >= a_row && ahead + b_row <= row;
 }
 
@@ -136,8 +139,8 @@ Reason prepare(PyObject* a_object, PyObject* b_object, PyObject* out_object, Pre
   }
   const uint64_t size = element_bytes(a.dtype);
   const GemmOperands& gemm = prepared->operands;
-  const uint64_t of_ab = gemm.a | gemm.b | static_cast<uint64_t>(gemm.lda) * size |
-                         static_cast<uint64_t>(gemm.ldb) * size;
+  const uint64_t of_ab =
+      gemm.a | gemm.b | static_cast<uint64_t>(gemm.lda) * size | static_cast<uint64_t>(gemm.ldb) * size;
   Call& call = prepared->call;
   call.m = gemm.m;
   call.n = gemm.n;

@@ -1,5 +1,5 @@
-// From two Python operands (and out) to a Call: which library, which layout, which alignment, or why the call is
-// for the Python path. Used by matmul and by explain, so that both see the same thing.
+// From two Python operands (and out) to a Call: which library, which layout, which alignment, or why the call
+// is for the Python path. Used by matmul and by explain, so that both see the same thing.
 #pragma once
 
 #include "frontends/array.hpp"
@@ -7,14 +7,16 @@
 
 namespace ktlib {
 
-// A matrix as a kernel takes it: stored row-major (`transposed` false) or as the transpose of a row-major one.
+// A matrix as a kernel takes it: stored row-major (`transposed` false) or as the transpose of a row-major
+// one.
 struct Matrix {
   bool transposed;
   int64_t ld;  // elements
 };
 
-// How a kernel may read `array`: unit stride in one direction and rows that do not overlap; row-major where both
-// fit. The stride of an axis with one element means nothing. False for expanded, negative and double strides.
+// How a kernel may read `array`: unit stride in one direction and rows that do not overlap; row-major where
+// both fit. The stride of an axis with one element means nothing. False for expanded, negative and double
+// strides.
 bool as_matrix(const frontends::Array& array, Matrix* out);
 
 // True when no byte belongs to both, false when some may: exact for disjoint address ranges and for column

@@ -1,5 +1,5 @@
-// The packs in use and what was made of them: one Index per device and the kernels they name. Replaced whole when
-// the packs change; replaced ones stay alive, because another thread may still be launching from them.
+// The packs in use and what was made of them: one Index per device and the kernels they name. Replaced whole
+// when the packs change; replaced ones stay alive, because another thread may still be launching from them.
 #pragma once
 
 #include <atomic>

@@ -21,10 +21,14 @@ uint32_t slot_of(const TensorMapKey& key) {
 
 int swizzle_mode(uint32_t bytes) {
   switch (bytes) {
-    case 32: return 1;
-    case 64: return 2;
-    case 128: return 3;
-    default: return 0;
+    case 32:
+      return 1;
+    case 64:
+      return 2;
+    case 128:
+      return 3;
+    default:
+      return 0;
   }
 }
 
@@ -37,8 +41,8 @@ driver::CUresult tensor_map(const driver::Api& api, const TensorMapKey& key, dri
     const uint64_t strides[1] = {key.stride_bytes};
     const uint32_t box[2] = {key.box_inner, key.box_outer};
     const uint32_t element_strides[2] = {1, 1};
-    const int type = static_cast<Dtype>(key.dtype) == Dtype::bf16 ? driver::kTensorMapBfloat16
-                                                                  : driver::kTensorMapFloat16;
+    const int type =
+        static_cast<Dtype>(key.dtype) == Dtype::bf16 ? driver::kTensorMapBfloat16 : driver::kTensorMapFloat16;
     driver::CUtensorMap encoded;
     const driver::CUresult code = api.cuTensorMapEncodeTiled(
         &encoded, type, 2, reinterpret_cast<void*>(key.address), extents, strides, box, element_strides,

@@ -1,4 +1,5 @@
-// Tensor maps for the TMA unit, from a small cache per thread: encoding one costs more than the rest of a launch.
+// Tensor maps for the TMA unit, from a small cache per thread: encoding one costs more than the rest of a
+// launch.
 #pragma once
 
 #include <cstdint>

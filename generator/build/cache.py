@@ -59,9 +59,10 @@ class BinaryCache:
             text = (folder / _METADATA).read_text(encoding="ascii")
             image = (folder / _IMAGE).read_bytes()
         except (OSError, UnicodeDecodeError):
-            return None
-        binary = _checked(key, text, image)
-        if binary is None:
+            binary = None
+        else:
+            binary = _checked(key, text, image)
+        if binary is None and folder.exists():
             self._discard(folder)
         return binary
 
@@ -116,8 +117,8 @@ class BinaryCache:
             warned, self._warned = self._warned, True
         if not warned:
             warnings.warn(
-                f"binary cache {self.root}: cannot write ({error.strerror or error}); binaries are rebuilt in "
-                "every run. Free space, or set KTLIB_CACHE_DIR to a writable folder",
+                f"binary cache {self.root}: cannot write ({error.strerror or error}); binaries are rebuilt "
+                "in every run. Free space, or set KTLIB_CACHE_DIR to a writable folder",
                 stacklevel=2,
             )
 

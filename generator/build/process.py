@@ -5,6 +5,7 @@ Must not know any compiler; the command and its limit come in as arguments.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
@@ -19,6 +20,9 @@ from pathlib import Path
 from typing import IO
 
 _REAPER = Path(__file__).with_name("reaper.py")
+# Starts the compiler once a line arrives, and never if this process dies first: no compiler may run before
+# the reaper knows of it.
+_GATE = ("/bin/sh", "-c", 'read -r go || exit 125; exec "$@" </dev/null', "sh")
 _LOG_LIMIT_BYTES = 256 * 1024
 
 
@@ -69,8 +73,8 @@ class _Groups:
             if self._stopped:
                 raise BuildsStopped("builds were stopped")
             child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
+                [*_GATE, *command],
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=cwd,
@@ -79,6 +83,9 @@ class _Groups:
             )
             self._alive.add(child.pid)
             self._tell_reaper(f"+{child.pid}\n")
+            assert child.stdin is not None
+            with contextlib.suppress(BrokenPipeError), child.stdin:
+                child.stdin.write(b"\n")
         try:
             yield child
         finally:
@@ -112,11 +119,18 @@ class _Groups:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+            atexit.register(self._release_reaper)
             line = "".join(f"+{pid}\n" for pid in self._alive) if line.startswith("+") else line
         assert self._reaper.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._reaper.stdin.write(line.encode("ascii"))
             self._reaper.stdin.flush()
+
+    def _release_reaper(self) -> None:
+        if self._reaper is not None and self._reaper.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._reaper.stdin.close()
+            self._reaper.wait()
 
 
 _groups = _Groups()
@@ -133,7 +147,7 @@ def run_compiler(
 
     Raises:
         BuildsStopped: `stop_all` was called; the compiler is gone and its outcome means nothing.
-        OSError: the command cannot be started.
+        OSError: no process can be started.
     """
     import tempfile
 

@@ -1,0 +1,289 @@
+"""The array libraries as the Python path sees them: facts about an array, and the library's own product.
+
+Must not import a library: an operand's library is in `sys.modules` already. Must not choose a kernel.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+_SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+HALF = ("fp16", "bf16")
+_MAX_OVERLAP_WORK: Any = 100_000  # steps; strided matrices take a handful
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where an array's elements are; strides in bytes."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def expanded(self) -> bool:
+        """Whether several elements share one place."""
+        return any(s == 0 and n > 1 for n, s in zip(self.shape, self.strides, strict=True))
+
+    def foldable(self, keep: int) -> bool:
+        """Whether all axes but the last `keep` walk memory like one axis."""
+        folded = len(self.shape) - keep
+        axes = [(n, s) for n, s in zip(self.shape[:folded], self.strides[:folded], strict=True) if n != 1]
+        return all(s == n_in * s_in for (_, s), (n_in, s_in) in itertools.pairwise(axes))
+
+    def overlaps(self, other: Memory) -> bool:
+        """Whether a byte belongs to both; True also where finding out takes too long."""
+        if 0 in self.shape or 0 in other.shape:
+            return False
+        import numpy as np
+
+        try:
+            return bool(np.shares_memory(_addresses(self), _addresses(other), max_work=_MAX_OVERLAP_WORK))
+        except RuntimeError:  # numpy's TooHardError
+            return True
+
+
+class Library(Protocol):
+    """What the Python path needs of an array library."""
+
+    name: str
+
+    def shape(self, array: Any) -> tuple[int, ...]: ...
+
+    def dtype(self, array: Any) -> str:
+        """`fp16`, `bf16`, `fp32` or `fp64`; the library's own name for every other dtype."""
+        ...
+
+    def device(self, array: Any) -> str: ...
+
+    def same_device(self, a: Any, b: Any) -> bool: ...
+
+    def contiguous(self, array: Any) -> bool: ...
+
+    def memory(self, array: Any) -> Memory | None:
+        """None when the array does not give out its memory (a tracer, a fake or wrapped tensor)."""
+        ...
+
+    def writable(self, array: Any) -> bool: ...
+
+    def product(self, a: Any, b: Any, out: Any) -> Any:
+        """The library's own matmul, with fp32 accumulation for half precision."""
+        ...
+
+    def fill_zero(self, array: Any) -> None: ...
+
+
+def library_of(array: Any) -> Library | None:
+    """Return the library an array belongs to, subclasses included; None for anything else."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, getattr(torch, "Tensor", ())):
+        return TORCH
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, getattr(cupy, "ndarray", ())):
+        return CUPY
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(array, getattr(numpy, "ndarray", ())):
+        return NUMPY
+    return None
+
+
+class _Torch:
+    name = "torch"
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._saved: tuple[Any, Any] = (None, None)
+        self._names: dict[Any, str] = {}
+
+    def shape(self, array: Any) -> tuple[int, ...]:
+        return tuple(array.shape)
+
+    def dtype(self, array: Any) -> str:
+        known = self._names.get(array.dtype)
+        if known is None:
+            name = str(array.dtype).removeprefix("torch.")
+            known = self._names[array.dtype] = _SHORT.get(name, name)
+        return known
+
+    def device(self, array: Any) -> str:
+        return str(array.device)
+
+    def same_device(self, a: Any, b: Any) -> bool:
+        return bool(a.device == b.device)
+
+    def contiguous(self, array: Any) -> bool:
+        return bool(array.is_contiguous())
+
+    def memory(self, array: Any) -> Memory | None:
+        try:
+            size = array.element_size()
+            strides = tuple([size * s for s in array.stride()])
+            return Memory(array.data_ptr(), tuple(array.shape), strides, size)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):
+            return None
+
+    def writable(self, array: Any) -> bool:
+        return True
+
+    def product(self, a: Any, b: Any, out: Any) -> Any:
+        import torch
+
+        if a.is_cuda and a.dtype in (torch.float16, torch.bfloat16):
+            with self.fp32_reduction():
+                return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
+        return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
+
+    def fill_zero(self, array: Any) -> None:
+        array.zero_()
+
+    @contextmanager
+    def fp32_reduction(self) -> Iterator[None]:
+        """Ask cuBLAS to accumulate in fp32 while any thread is inside.
+
+        The switches belong to the process: the first one in saves the user's values, the last one out
+        puts them back.
+        """
+        import torch
+
+        switches = torch.backends.cuda.matmul
+        with self._lock:
+            if self._inside == 0:
+                self._saved = (
+                    switches.allow_fp16_reduced_precision_reduction,
+                    switches.allow_bf16_reduced_precision_reduction,
+                )
+                switches.allow_fp16_reduced_precision_reduction = False
+                switches.allow_bf16_reduced_precision_reduction = False
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._inside == 0:
+                    switches.allow_fp16_reduced_precision_reduction = self._saved[0]
+                    switches.allow_bf16_reduced_precision_reduction = self._saved[1]
+
+
+class _NumpyLike:
+    """NumPy's attributes, which CuPy shares."""
+
+    def shape(self, array: Any) -> tuple[int, ...]:
+        return tuple(array.shape)
+
+    def dtype(self, array: Any) -> str:
+        name = str(array.dtype.name) if array.dtype.isnative else str(array.dtype)
+        return _SHORT.get(name, name)
+
+
+class _Numpy(_NumpyLike):
+    name = "numpy"
+
+    def device(self, array: Any) -> str:
+        return "cpu"
+
+    def same_device(self, a: Any, b: Any) -> bool:
+        return True
+
+    def contiguous(self, array: Any) -> bool:
+        return bool(array.flags.c_contiguous)
+
+    def memory(self, array: Any) -> Memory | None:
+        return Memory(array.__array_interface__["data"][0], array.shape, array.strides, array.itemsize)
+
+    def writable(self, array: Any) -> bool:
+        return bool(array.flags.writeable)
+
+    def product(self, a: Any, b: Any, out: Any) -> Any:
+        import numpy as np
+
+        if self.dtype(a) not in HALF:
+            return np.matmul(a, b) if out is None else np.matmul(a, b, out=out)
+        # NumPy's own half-precision product accumulates in half precision.
+        wide = np.matmul(a.astype(np.float32), b.astype(np.float32))
+        with np.errstate(over="ignore"):  # beyond the half-precision range is infinity, as on a GPU
+            if out is None:
+                return wide.astype(a.dtype)
+            out[...] = wide
+        return out
+
+    def fill_zero(self, array: Any) -> None:
+        array[...] = 0
+
+
+class _Cupy(_NumpyLike):
+    name = "cupy"
+
+    def device(self, array: Any) -> str:
+        return f"cuda:{int(array.data.device_id)}"
+
+    def same_device(self, a: Any, b: Any) -> bool:
+        return bool(a.data.device_id == b.data.device_id)
+
+    def contiguous(self, array: Any) -> bool:
+        return bool(array.flags.c_contiguous)
+
+    def memory(self, array: Any) -> Memory | None:
+        size = int(array.dtype.itemsize)
+        return Memory(int(array.data.ptr), tuple(array.shape), tuple(array.strides), size)
+
+    def writable(self, array: Any) -> bool:
+        return True
+
+    def product(self, a: Any, b: Any, out: Any) -> Any:
+        import cupy
+
+        return cupy.matmul(a, b) if out is None else cupy.matmul(a, b, out=out)
+
+    def fill_zero(self, array: Any) -> None:
+        array.fill(0)
+
+
+TORCH = _Torch()
+NUMPY = _Numpy()
+CUPY = _Cupy()
+
+
+class _Address:
+    """Stands for memory that is compared but never read."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (memory.address, True),
+            "shape": memory.shape,
+            "strides": memory.strides,
+            "typestr": f"|V{memory.itemsize}",
+        }
+
+
+def _addresses(memory: Memory) -> Any:
+    import numpy as np
+
+    return np.asarray(_Address(memory))
+
+
+def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape two batch shapes broadcast to; None when they do not."""
+    width = max(len(a), len(b))
+    pairs = zip((1,) * (width - len(a)) + a, (1,) * (width - len(b)) + b, strict=True)
+    merged = []
+    for x, y in pairs:
+        if x != y and 1 not in (x, y):
+            return None
+        merged.append(y if x == 1 else x)
+    return tuple(merged)
+
+
+def element_count(shape: tuple[int, ...]) -> int:
+    """Return the product of the extents; 1 for no extents."""
+    return math.prod(shape)

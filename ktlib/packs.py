@@ -1,0 +1,109 @@
+"""Which databases are in use: KTLIB_DB_PATH first, then the shipped packs; loaded by the first product.
+
+Must not select a kernel; the extension does, from the packs it is given here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+from ktlib import _core, env
+from ktlib.errors import KtlibWarning
+
+SHIPPED = Path(__file__).parent / "databases"
+SUFFIX = ".ktpack"
+
+_lock = threading.RLock()
+_loaded = False
+
+
+def ensure_loaded() -> None:
+    """Load the packs unless that has happened; each that cannot be used costs one warning."""
+    global _loaded
+    if _loaded:
+        return
+    with _lock:
+        if _loaded:
+            return
+        paths, problems = _layers()
+        problems += _core.set_packs(paths)
+        _core.set_enabled(not env.disabled())
+        _loaded = True
+    for problem in problems:
+        warnings.warn(f"database not used: {problem}", KtlibWarning, stacklevel=3)
+
+
+def load_database(path: str | os.PathLike[str]) -> None:
+    """Put a pack in front of all others, for calls from now on.
+
+    Raises:
+        ValueError: the file is not a pack that can be used; the packs in use stay.
+    """
+    ensure_loaded()
+    _core.pack_info(path)
+    with _lock:
+        others = [pack["path"] for pack in _core.packs() if pack["path"] != os.fspath(path)]
+        problems = _core.set_packs([path, *others])
+    for problem in problems:
+        warnings.warn(f"database not used: {problem}", KtlibWarning, stacklevel=2)
+
+
+def databases() -> list[dict[str, Any]]:
+    """Return the packs in use, first searched first: path, profile, arch, and how much is in them."""
+    ensure_loaded()
+    return _core.packs()
+
+
+def search_path() -> list[str]:
+    """Return the path of every pack that is looked at, first searched first, usable or not."""
+    return _layers()[0]
+
+
+def preload(device: int | None = None) -> int:
+    """Load every CUDA kernel that fits a device, or every device, and return how many were loaded.
+
+    A kernel is otherwise loaded by its first launch, which a CUDA graph capture may refuse.
+
+    Raises:
+        RuntimeError: CUDA cannot be used, or there is no such device.
+    """
+    ensure_loaded()
+    reason = _core.cuda_status()
+    if reason:
+        raise RuntimeError(f"preload: {reason}")
+    count = 0
+    for index in range(_core.cuda_device_count()) if device is None else (device,):
+        loaded, failures = _core.preload(index)
+        count += loaded
+        for failure in failures:
+            warnings.warn(failure, KtlibWarning, stacklevel=2)
+    return count
+
+
+def _layers() -> tuple[list[str], list[str]]:
+    """Paths in order of search, and a sentence for each place that has none."""
+    paths: list[str] = []
+    problems: list[str] = []
+    for entry in env.db_paths():
+        found = _packs_in(entry) if os.path.isdir(entry) else [entry]
+        if not found:
+            problems.append(f"{entry} (from {env.DB_PATH.name}) holds no {SUFFIX} file")
+        paths += found
+    shipped = _packs_in(str(SHIPPED))
+    if not shipped and not paths:
+        problems.append(
+            f"{SHIPPED} holds no {SUFFIX} file, so the vendor's library does everything; install ktlib again"
+        )
+    return paths + shipped, problems
+
+
+def _packs_in(folder: str) -> list[str]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return [os.path.join(folder, name) for name in sorted(names) if name.endswith(SUFFIX)]
