@@ -6,11 +6,10 @@ Must not cache a value: a variable set before the first use counts, also after t
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from typing import NamedTuple  # a dataclass costs 10 ms more at import
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     """One environment variable: its name, what holds when it is not set, and what it does."""
 
     name: str

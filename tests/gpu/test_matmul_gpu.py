@@ -295,7 +295,7 @@ def test_memory_given_back_early_is_not_overwritten(torch):
 
 def test_d40_a_cubin_for_another_arch_falls_back_with_one_warning(torch, device, tmp_path, kernels_run):
     """An image the driver refuses costs one warning, and the vendor answers."""
-    from conftest import FAMILY, variant_for
+    from forced import FAMILY, variant_for
 
     from ktlib.canonical import bytes_fingerprint
     from ktlib.problem import Problem
