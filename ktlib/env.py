@@ -29,8 +29,11 @@ DB_PATH = Variable(
 DISABLE = Variable("KTLIB_DISABLE", "0", "`1`: every product runs on the vendor's library")
 LIBCUDA = Variable("KTLIB_LIBCUDA", "libcuda.so.1", "file of the CUDA driver library; read at import")
 CACHE_DIR = Variable("KTLIB_CACHE_DIR", "~/.cache/ktlib", "where `ktlib-build` keeps compiled binaries")
+COMMIT = Variable(
+    "KTLIB_COMMIT", "git's answer", "commit that `ktlib-build` records with measurements outside a git checkout"
+)
 
-VARIABLES = (DB_PATH, DISABLE, LIBCUDA, CACHE_DIR)
+VARIABLES = (DB_PATH, DISABLE, LIBCUDA, CACHE_DIR, COMMIT)
 
 _warned_about: set[str] = set()
 
@@ -55,6 +58,11 @@ def disabled() -> bool:
 def libcuda() -> str:
     """Return the path of the CUDA driver library; empty for the system's."""
     return LIBCUDA.value()
+
+
+def commit() -> str:
+    """Return the commit to record where git cannot say; empty when none is given."""
+    return COMMIT.value()
 
 
 def cache_dir() -> str:

@@ -147,6 +147,7 @@ py::dict pack_info(const py::object& path, bool verify_blobs) {
   result["arch"] = std::string(pack->arch());
   result["profile"] = std::string(pack->profile());
   result["file_bytes"] = header.file_bytes;
+  result["blobs_offset"] = header.sections[pack::kBlobs].offset;
   result["meta"] = meta_object(*pack);
   result["kernels"] = kernels;
   result["entries"] = entries;

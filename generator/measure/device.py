@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ktlib
+from ktlib import env
 from ktlib_generator.families.base import Device
 from ktlib_generator.values import Environment
 
@@ -129,14 +131,14 @@ def environment(device: Device) -> Environment:
 
 
 def source_version() -> tuple[str, bool]:
-    """Return the commit and whether the tree is dirty; outside a checkout the package's version."""
+    """Return the commit and whether the tree is dirty; outside a checkout KTLIB_COMMIT or the version."""
     folder = Path(__file__).resolve().parents[2]
     if (folder / ".git").exists():
         commit = _git(folder, "rev-parse", "HEAD")
         if commit:
             # Only tracked files: a run writes journals and databases beside them.
             return commit, bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
-    return f"v{installed_version('ktlib') or '0'}", False
+    return env.commit() or f"v{ktlib.__version__}", False
 
 
 def installed_version(package: str) -> str:
