@@ -106,4 +106,12 @@ def _packs_in(folder: str) -> list[str]:
         names = os.listdir(folder)
     except OSError:
         return []
-    return [os.path.join(folder, name) for name in sorted(names) if name.endswith(SUFFIX)]
+    packs = sorted((name for name in names if name.endswith(SUFFIX)), key=_best_level_first)
+    return [os.path.join(folder, name) for name in packs]
+
+
+def _best_level_first(name: str) -> tuple[int, str]:
+    # A CPU runs its own level's kernels and those of every lower one; the first pack that fits wins.
+    archs = _core.cpu_archs()
+    stem = name.removesuffix(SUFFIX)
+    return (archs.index(stem) if stem in archs else len(archs), name)

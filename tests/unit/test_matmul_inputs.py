@@ -17,7 +17,7 @@ from matmul_cases import CPU, draw, write_cpu_pack
 from pack_cases import H200, make_pack, record
 
 import ktlib
-from ktlib import _core
+from ktlib import _core, packs
 from ktlib.errors import KtlibWarning
 
 
@@ -269,3 +269,12 @@ def test_threads_compute_their_own_products(kernels: str) -> None:
     for thread in threads:
         thread.join()
     assert faults == []
+
+
+def test_the_best_cpu_level_that_is_shipped_is_asked_first(tmp_path):
+    """A machine with AVX-512 also runs the packs of lower levels, which sort before its own by name."""
+    archs = _core.cpu_archs()
+    for name in [*reversed(archs), "sm90a-132"]:
+        (tmp_path / f"{name}.ktpack").write_bytes(b"")
+    found = [os.path.basename(path) for path in packs._packs_in(str(tmp_path))]
+    assert found == [f"{name}.ktpack" for name in [*archs, "sm90a-132"]]
