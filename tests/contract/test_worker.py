@@ -246,7 +246,8 @@ def test_device_that_is_not_there_is_not_blamed_on_a_candidate(shared_object):
 
 
 HANGING_RUN = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts with `&`
 sys.path.insert(0, {folder!r})
 import test_worker as t
 from ktlib.canonical import bytes_fingerprint
