@@ -101,7 +101,7 @@ class _Torch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inside = 0
-        self._saved: tuple[Any, Any] = (None, None)
+        self._saved: tuple[tuple[bool, ...], ...] = ()
         self._names: dict[Any, str] = {}
 
     def shape(self, array: Any) -> tuple[int, ...]:
@@ -157,12 +157,9 @@ class _Torch:
         switches = torch.backends.cuda.matmul
         with self._lock:
             if self._inside == 0:
-                self._saved = (
-                    switches.allow_fp16_reduced_precision_reduction,
-                    switches.allow_bf16_reduced_precision_reduction,
-                )
-                switches.allow_fp16_reduced_precision_reduction = False
-                switches.allow_bf16_reduced_precision_reduction = False
+                self._saved = tuple(_reduction(switches, name) for name in _REDUCTIONS)
+                for name, saved in zip(_REDUCTIONS, self._saved, strict=True):
+                    setattr(switches, name, (False, *saved[1:]) if saved[1:] else False)
             self._inside += 1
         try:
             yield
@@ -170,8 +167,17 @@ class _Torch:
             with self._lock:
                 self._inside -= 1
                 if self._inside == 0:
-                    switches.allow_fp16_reduced_precision_reduction = self._saved[0]
-                    switches.allow_bf16_reduced_precision_reduction = self._saved[1]
+                    for name, saved in zip(_REDUCTIONS, self._saved, strict=True):
+                        setattr(switches, name, saved if saved[1:] else saved[0])
+
+
+_REDUCTIONS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+
+
+def _reduction(switches: Any, name: str) -> tuple[bool, ...]:
+    """Read one of torch's switches whole: newer versions keep a second value, whether K may be split."""
+    split_k = getattr(switches, f"{name}_split_k", None)
+    return (getattr(switches, name),) if split_k is None else (getattr(switches, name), split_k)
 
 
 class _NumpyLike:
