@@ -121,17 +121,18 @@ def gpu_rows(torch: Any) -> list[Row]:
     """Call tuned problems of the shipped database beside torch.matmul, in graph-free back-to-back calls."""
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    entries = [
-        entry["problem"]
-        for pack in _core.packs()
-        if pack["device_kind"] == "cuda"
+    problems = {
+        Problem.parse(entry["problem"])
+        for pack in ktlib.databases()
         for entry in _core.pack_info(pack["path"])["entries"]
-    ]
-    if not entries:
+        if not pack["arch"].startswith("cpu-")
+    }
+    if not problems:
         print("No database for this GPU is shipped; ktlib-build tune makes one. These calls go to torch:")
-        entries = ["64x64x64", "1024x1024x1024", "4096x4096x4096:nt:bf16"]
-    step = max(1, len(entries) // GPU_ROWS)
-    return [_gpu_row(Problem.parse(text), torch) for text in entries[::step][:GPU_ROWS]]
+        problems = {Problem(64, 64, 64), Problem(1024, 1024, 1024), Problem(4096, 4096, 4096, "nt", "bf16")}
+    ordered = sorted(problems, key=lambda p: (p.flops, str(p)))
+    step = max(1, len(ordered) // GPU_ROWS)
+    return [_gpu_row(problem, torch) for problem in ordered[::step][:GPU_ROWS]]
 
 
 def _gpu_row(problem: Problem, torch: Any) -> Row:

@@ -1,7 +1,7 @@
 """Host cost of one small call, ours against torch's: `python -m benchmarks.hot_path [--out FILE]`.
 
-Protocol `host`: n calls back to back from Python, no synchronise inside, divided by n; the two alternate, so both
-meet the same machine. On CPU tensors this counts everything, kernel included.
+Protocol `host`: n calls back to back from Python, no synchronise inside, divided by n; the two alternate, so
+both meet the same machine. On CPU tensors this counts everything, kernel included.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ def main() -> int:
     rows.append(case("numpy 8x8 out=", left, right, out_array, np.matmul))
     rows.append(case("numpy 8x8 new output", left, right, None, np.matmul))
     for row in rows:
-        print(f"{row[0]:34s} ktlib {row[1]:7.0f} ns  vendor {row[2]:7.0f} ns  ratio {row[3]:.3f}  {row[5]} {row[4]}")
+        name, ours, theirs, ratio, kernel, tier = row
+        print(f"{name:36s} ktlib {ours:7.0f} ns  vendor {theirs:7.0f} ns  ratio {ratio:.3f}  {tier} {kernel}")
     if arguments.out:
         write_rows(arguments.out, environment(detect()), COLUMNS, rows, protocol="host", pairs=str(PAIRS))
     return 0
 
 
-def case(name: str, a: Any, b: Any, out: Any, vendor: Callable[..., Any], sync: Any = None) -> tuple[Any, ...]:
+def case(
+    name: str, a: Any, b: Any, out: Any, vendor: Callable[..., Any], sync: Any = None
+) -> tuple[Any, ...]:
     """Alternate blocks of calls; return medians and the median of the paired ratios."""
-
     pairs = []
     for _ in range(PAIRS):
         pairs.append((call_ns(ktlib.matmul, a, b, out), call_ns(vendor, a, b, out)))

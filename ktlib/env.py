@@ -30,7 +30,9 @@ DISABLE = Variable("KTLIB_DISABLE", "0", "`1`: every product runs on the vendor'
 LIBCUDA = Variable("KTLIB_LIBCUDA", "libcuda.so.1", "file of the CUDA driver library; read at import")
 CACHE_DIR = Variable("KTLIB_CACHE_DIR", "~/.cache/ktlib", "where `ktlib-build` keeps compiled binaries")
 COMMIT = Variable(
-    "KTLIB_COMMIT", "git's answer", "commit that `ktlib-build` records with measurements outside a git checkout"
+    "KTLIB_COMMIT",
+    "git's answer",
+    "commit that `ktlib-build` records with measurements outside a checkout",
 )
 
 VARIABLES = (DB_PATH, DISABLE, LIBCUDA, CACHE_DIR, COMMIT)

@@ -9,8 +9,6 @@ import itertools
 import math
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -99,9 +97,7 @@ class _Torch:
     name = "torch"
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._saved: tuple[tuple[bool, ...], ...] = ()
+        self._switches: dict[str, ReductionSwitch] = {}
         self._names: dict[Any, str] = {}
 
     def shape(self, array: Any) -> tuple[int, ...]:
@@ -137,47 +133,54 @@ class _Torch:
     def product(self, a: Any, b: Any, out: Any) -> Any:
         import torch
 
-        if a.is_cuda and a.dtype in (torch.float16, torch.bfloat16):
-            with self.fp32_reduction():
-                return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
+        if a.is_cuda:
+            dtype = self.dtype(a)
+            if dtype in HALF:
+                with self.fp32_reduction(dtype):
+                    return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
         return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
 
     def fill_zero(self, array: Any) -> None:
         array.zero_()
 
-    @contextmanager
-    def fp32_reduction(self) -> Iterator[None]:
-        """Ask cuBLAS to accumulate in fp32 while any thread is inside.
+    def fp32_reduction(self, dtype: str) -> ReductionSwitch:
+        """Return the switch that makes cuBLAS accumulate products of `fp16` or `bf16` in fp32."""
+        switch = self._switches.get(dtype)
+        if switch is None:
+            switch = self._switches.setdefault(dtype, ReductionSwitch(dtype))
+        return switch
 
-        The switches belong to the process: the first one in saves the user's values, the last one out
-        puts them back.
-        """
+
+class ReductionSwitch:
+    """Torch's permission to reduce products of one half type in half precision; withdrawn inside `with`.
+
+    The switch belongs to the process: the first thread in saves the user's value, the last one out puts
+    it back. Reads and writes torch's C functions, because the vendor's path pays for every microsecond.
+    """
+
+    def __init__(self, dtype: str) -> None:
         import torch
 
-        switches = torch.backends.cuda.matmul
+        self._get: Any = getattr(torch._C, f"_get_cublas_allow_{dtype}_reduced_precision_reduction")
+        self._set: Any = getattr(torch._C, f"_set_cublas_allow_{dtype}_reduced_precision_reduction")
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._saved: tuple[bool, ...] = ()
+
+    def __enter__(self) -> None:
         with self._lock:
             if self._inside == 0:
-                self._saved = tuple(_reduction(switches, name) for name in _REDUCTIONS)
-                for name, saved in zip(_REDUCTIONS, self._saved, strict=True):
-                    setattr(switches, name, (False, *saved[1:]) if saved[1:] else False)
+                value = self._get()  # newer versions add whether K may be split, which stays as it is
+                self._saved = value if isinstance(value, tuple) else (value,)
+                if self._saved[0]:
+                    self._set(False, *self._saved[1:])
             self._inside += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._inside -= 1
-                if self._inside == 0:
-                    for name, saved in zip(_REDUCTIONS, self._saved, strict=True):
-                        setattr(switches, name, saved if saved[1:] else saved[0])
 
-
-_REDUCTIONS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
-
-
-def _reduction(switches: Any, name: str) -> tuple[bool, ...]:
-    """Read one of torch's switches whole: newer versions keep a second value, whether K may be split."""
-    split_k = getattr(switches, f"{name}_split_k", None)
-    return (getattr(switches, name),) if split_k is None else (getattr(switches, name), split_k)
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0 and self._saved[0]:
+                self._set(*self._saved)
 
 
 class _NumpyLike:

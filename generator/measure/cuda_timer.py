@@ -23,8 +23,8 @@ from ktlib_generator.measure.timer import (
 # Work queued ahead of the first event, so that events and graph are all enqueued before the clock starts
 # (25 us at 2 GHz; a graph launch takes the host about 10).
 HEAD_START_CYCLES = 50_000
-# Below this, calls from Python come slower than the device runs them, so a small graph gives the estimate.
-HOST_BOUND_US, PROBE_CALLS = 50.0, 8
+# Calls of the small graph that finds out how many a sample needs: eager calls may be bound by the host.
+PROBE_CALLS = 8
 
 
 class CudaSource:
@@ -41,6 +41,7 @@ class CudaSource:
         cold = protocol == "graph-cold"
         self.sets = OperandSets(problem, arrays, cold_sets if cold else 1, seed)
         self._flush = arrays.buffer(cold_bytes) if cold else None
+        self._sample_calls = 0  # set by the first method, the same for all
         arrays.synchronize()
 
     def sampler(self, method: Candidate, own_outputs: bool) -> Sampler:
@@ -49,19 +50,29 @@ class CudaSource:
         torch = self._torch
         with torch.cuda.stream(self._stream):
             self._calls(method, sets, 2)
-            call_us = self._events_us(lambda: self._calls(method, sets, 3)) / 3
+            calls = self._calls_in_a_sample(method, sets)
             if self._protocol == "stream":
-                calls = calls_for(call_us, "cuda")
                 return lambda: self._host_us(method, sets, calls)
-            if call_us < HOST_BOUND_US:
-                probe = self._capture(method, sets, PROBE_CALLS)
-                probe.replay()
-                call_us = self._events_us(probe.replay) / PROBE_CALLS
-            calls = calls_for(call_us, "cuda")
             graph = self._capture(method, sets, calls)
             graph.replay()  # uploads the graph
             self._stream.synchronize()
         return lambda: self._replay_us(graph, calls)
+
+    def _calls_in_a_sample(self, method: Candidate, sets: list[Any]) -> int:
+        """How many calls a sample holds, for all methods alike.
+
+        A graph costs a few microseconds of its own: with fewer calls for one method they would weigh more on
+        it (H200: 16 instead of 180 calls add 0.4 us to each).
+        """
+        if not self._sample_calls:
+            if self._protocol == "stream":
+                call_us = self._host_us(method, sets, PROBE_CALLS)
+            else:
+                probe = self._capture(method, sets, PROBE_CALLS)
+                probe.replay()
+                call_us = self._events_us(probe.replay) / PROBE_CALLS
+            self._sample_calls = calls_for(call_us, "cuda")
+        return self._sample_calls
 
     def _calls(self, method: Candidate, sets: list[Any], calls: int) -> None:
         """Enqueue calls over rotating sets."""

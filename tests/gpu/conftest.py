@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from forced import FAMILY, forced_problems, variant_for
+from forced import FAMILY, forced_problems, use_only, variant_for
 
 from ktlib_generator.build import nvcc
 from ktlib_generator.pack import write_pack
@@ -31,8 +31,6 @@ def device(torch):
 def kernels_run(torch, device, tmp_path_factory) -> Path:
     """Load a pack in which a kernel of ours won everywhere; its times are made up, nothing reads them."""
     import concurrent.futures
-
-    import ktlib
 
     environment = Environment(device.name, device.arch, device.sm_count, "test", False)
     chosen = [(p, variant_for(p, i // 2 + i % 2)) for i, p in enumerate(dict.fromkeys(forced_problems()))]
@@ -61,5 +59,5 @@ def kernels_run(torch, device, tmp_path_factory) -> Path:
     ]
     path = tmp_path_factory.mktemp("packs") / "forced.ktpack"
     write_pack(path, records, {b.sha256: b.data for b in built.values()}, device)
-    ktlib.load_database(str(path))
+    use_only(path)
     return path

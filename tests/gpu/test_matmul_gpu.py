@@ -7,6 +7,7 @@ import threading
 import warnings
 
 import pytest
+from forced import FAMILY, use_only, variant_for
 
 import ktlib
 
@@ -197,7 +198,7 @@ def test_graphs_replay_on_new_contents(torch, layout):
 
 def test_d20_the_first_use_of_a_kernel_inside_a_capture_is_safe(torch, kernels_run):
     """A pack loaded anew has no module loaded yet: capture must succeed, and replay must be right."""
-    ktlib.load_database(str(kernels_run))
+    use_only(kernels_run)
     a, b = operands(torch, 256, 256, 256, "nn", torch.float16)
     out = torch.empty(256, 256, device="cuda", dtype=torch.float16)
     graph = torch.cuda.CUDAGraph()
@@ -295,7 +296,6 @@ def test_memory_given_back_early_is_not_overwritten(torch):
 
 def test_d40_a_cubin_for_another_arch_falls_back_with_one_warning(torch, device, tmp_path, kernels_run):
     """An image the driver refuses costs one warning, and the vendor answers."""
-    from forced import FAMILY, variant_for
 
     from ktlib.canonical import bytes_fingerprint
     from ktlib.problem import Problem
@@ -318,7 +318,7 @@ def test_d40_a_cubin_for_another_arch_falls_back_with_one_warning(torch, device,
         binary=binary,
     )
     write_pack(tmp_path / "broken.ktpack", [record], {binary.sha256: image}, device)
-    ktlib.load_database(str(tmp_path / "broken.ktpack"))
+    use_only(tmp_path / "broken.ktpack")
     try:
         a, b = operands(torch, 96, 96, 96, "nn", torch.float16)
         with warnings.catch_warnings(record=True) as caught:
@@ -328,4 +328,4 @@ def test_d40_a_cubin_for_another_arch_falls_back_with_one_warning(torch, device,
         assert len(caught) == 1
         assert ktlib.explain(a, b).tier == "vendor"
     finally:
-        ktlib.load_database(str(kernels_run))
+        use_only(kernels_run)

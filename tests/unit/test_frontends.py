@@ -179,18 +179,22 @@ def test_reduced_precision_switches_come_back_once_whatever_the_order() -> None:
         inside, leave = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with libraries.TORCH.fp32_reduction():
+            with libraries.TORCH.fp32_reduction("fp16"):
                 inside.set()
                 leave.wait()
 
         thread = threading.Thread(target=hold)
         thread.start()
         inside.wait()
-        with libraries.TORCH.fp32_reduction():
+        with libraries.TORCH.fp32_reduction("fp16"):
             assert switches.allow_fp16_reduced_precision_reduction is False
         assert switches.allow_fp16_reduced_precision_reduction is False  # the other thread is still inside
         leave.set()
         thread.join()
         assert switches.allow_fp16_reduced_precision_reduction is True
+        switches.allow_fp16_reduced_precision_reduction = (False, False)
+        with libraries.TORCH.fp32_reduction("fp16"):
+            assert switches.allow_fp16_reduced_precision_reduction_split_k is False
+        assert switches.allow_fp16_reduced_precision_reduction_split_k is False
     finally:
         switches.allow_fp16_reduced_precision_reduction = before
