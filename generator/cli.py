@@ -133,6 +133,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="X",
         help="how many times the noise a kernel must win by",
     )
+    one.add_argument(
+        "--min-gain",
+        type=_positive_float,
+        metavar="X",
+        help="the least gain over the vendor that counts as a win (0.015 is 1.5%%)",
+    )
     return root
 
 

@@ -225,7 +225,8 @@ def pack(arguments: argparse.Namespace) -> int:
     require_modules("h5py")
     database = read_database(arguments.database)
     target = arguments.output or arguments.database.with_suffix(".ktpack")
-    policy = Policy() if arguments.noise_factor is None else Policy(arguments.noise_factor)
+    given = {"noise_factor": arguments.noise_factor, "min_gain": arguments.min_gain}
+    policy = Policy(**{name: value for name, value in given.items() if value is not None})
     done = write_pack(target, database.records, database.binaries, device_of(database.records), policy)
     print(
         f"{done.path}: {done.entries} problems, {done.wins} won by {done.kernels} kernels, "

@@ -55,7 +55,7 @@ def test_what_python_writes_cpp_reads(tmp_path: Path) -> None:
     info = _core.pack_info(path, verify_blobs=True)
     assert (info["arch"], info["profile"], info["device_kind"]) == ("sm90a", "sm90a-132", "cuda")
     assert (info["cc_major"], info["cc_minor"], info["sm_count"]) == (9, 0, 132)
-    assert info["meta"] == {"suite": "made up", "policy": {"noise_factor": 2.0}, "records": 2}
+    assert info["meta"] == {"suite": "made up", "policy": {"noise_factor": 2.0, "min_gain": 0.015}, "records": 2}
     (kernel,) = info["kernels"]
     assert won.binary is not None
     expected = facts(won.variant, won.binary)[0].to_dict()
@@ -149,6 +149,17 @@ def test_a_win_must_exceed_twice_the_noise(us: float, wins: bool) -> None:
     assert winner is not None
     assert (winner.record is trial) == wins
     assert winner.latency_us == us
+
+
+@pytest.mark.parametrize(("us", "wins"), [(9.9, False), (9.8, True)])
+def test_a_quiet_run_does_not_make_a_tiny_gain_a_win(us: float, wins: bool) -> None:
+    trial = record("64x64x64", us=us, vendor_us=10.0, spread=0.0001)
+    winner = pick_winner([trial], Policy())
+    assert winner is not None
+    assert (winner.record is trial) == wins
+    eager = pick_winner([trial], Policy(min_gain=0.001))
+    assert eager is not None
+    assert eager.record is trial
 
 
 def test_inside_noise_the_smaller_shared_memory_wins_then_the_name() -> None:
