@@ -8,9 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from ktlib import _core
 
 _SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 HALF = ("fp16", "bf16")
@@ -97,7 +100,6 @@ class _Torch:
     name = "torch"
 
     def __init__(self) -> None:
-        self._switches: dict[str, ReductionSwitch] = {}
         self._names: dict[Any, str] = {}
 
     def shape(self, array: Any) -> tuple[int, ...]:
@@ -143,44 +145,14 @@ class _Torch:
     def fill_zero(self, array: Any) -> None:
         array.zero_()
 
-    def fp32_reduction(self, dtype: str) -> ReductionSwitch:
-        """Return the switch that makes cuBLAS accumulate products of `fp16` or `bf16` in fp32."""
-        switch = self._switches.get(dtype)
-        if switch is None:
-            switch = self._switches.setdefault(dtype, ReductionSwitch(dtype))
-        return switch
-
-
-class ReductionSwitch:
-    """Torch's permission to reduce products of one half type in half precision; withdrawn inside `with`.
-
-    The switch belongs to the process: the first thread in saves the user's value, the last one out puts
-    it back. Reads and writes torch's C functions, because the vendor's path pays for every microsecond.
-    """
-
-    def __init__(self, dtype: str) -> None:
-        import torch
-
-        self._get: Any = getattr(torch._C, f"_get_cublas_allow_{dtype}_reduced_precision_reduction")
-        self._set: Any = getattr(torch._C, f"_set_cublas_allow_{dtype}_reduced_precision_reduction")
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._saved: tuple[bool, ...] = ()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                value = self._get()  # newer versions add whether K may be split, which stays as it is
-                self._saved = value if isinstance(value, tuple) else (value,)
-                if self._saved[0]:
-                    self._set(False, *self._saved[1:])
-            self._inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0 and self._saved[0]:
-                self._set(*self._saved)
+    @contextmanager
+    def fp32_reduction(self, dtype: str) -> Iterator[None]:
+        """Keep cuBLAS from reducing `fp16` or `bf16` products in half precision, as the fast path does."""
+        _core.enter_fp32_reduction(dtype)
+        try:
+            yield
+        finally:
+            _core.leave_fp32_reduction(dtype)
 
 
 class _NumpyLike:

@@ -8,6 +8,7 @@
 #include "frontends/cupy.hpp"
 #include "frontends/numpy.hpp"
 #include "frontends/torch.hpp"
+#include "frontends/torch_reduction.hpp"
 #include "launch/bind_dispatch.hpp"
 #include "launch/prepare.hpp"
 #include "launch/registry.hpp"
@@ -207,14 +208,15 @@ PyObject* leave(PyObject* a, PyObject* b, PyObject* out, Reason reason) {
   return PyObject_Vectorcall(fallback, arguments + 1, 4 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
 }
 
-// For operands that are known to go together: straight to the library's matmul, unless that would accumulate
-// in half precision and the Python path has to see to it.
+// For operands that are known to go together: straight to the library's matmul, with torch kept from reducing
+// in half precision on a GPU. NumPy's own half product accumulates in half precision; the Python path has
+// another.
 PyObject* leave_prepared(PyObject* a, PyObject* b, PyObject* out, const Prepared& prepared, Reason reason) {
   PyObject* vendor = nullptr;
   const bool half = prepared.call.dtype != Dtype::fp32;
   switch (prepared.framework) {
     case Framework::torch:
-      if (!half || prepared.device_kind == DeviceKind::cpu) vendor = frontends::torch::vendor_matmul();
+      vendor = frontends::torch::vendor_matmul();
       break;
     case Framework::numpy:
       if (!half) vendor = frontends::numpy::vendor_matmul();
@@ -226,9 +228,15 @@ PyObject* leave_prepared(PyObject* a, PyObject* b, PyObject* out, const Prepared
       break;
   }
   if (vendor == nullptr) return leave(a, b, out, reason);
+  const Dtype dtype = prepared.call.dtype;
+  const bool guarded =
+      half && prepared.framework == Framework::torch && prepared.device_kind == DeviceKind::cuda;
+  if (guarded && !frontends::torch::enter_fp32_reduction(dtype)) return nullptr;
   PyObject* arguments[4] = {nullptr, a, b, out};
-  return PyObject_Vectorcall(vendor, arguments + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET,
-                             out != nullptr ? out_names : nullptr);
+  PyObject* result = PyObject_Vectorcall(vendor, arguments + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET,
+                                         out != nullptr ? out_names : nullptr);
+  if (guarded) frontends::torch::leave_fp32_reduction(dtype);
+  return result;
 }
 
 PyObject* finish(PyObject* result, bool borrowed) {
@@ -335,6 +343,11 @@ constexpr const char* kMatmulDoc =
 PyMethodDef matmul_method = {"matmul", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul)),
                              METH_FASTCALL | METH_KEYWORDS, kMatmulDoc};
 
+Dtype half_dtype(const std::string& name) {
+  KT_CHECK_ARG(name == "fp16" || name == "bf16", "fp32 reduction: dtype '", name, "' is not fp16 or bf16");
+  return name == "bf16" ? Dtype::bf16 : Dtype::fp16;
+}
+
 void set_hook(PyObject** hook, const py::object& function) {
   PyObject* previous = *hook;
   *hook = function.is_none() ? nullptr : function.inc_ref().ptr();
@@ -359,6 +372,11 @@ void bind_matmul(py::module_& module) {
   module.def("set_loader", [](const py::object& function) { set_hook(&loader, function); });
   module.def("set_enabled", [](bool value) { enabled.store(value, std::memory_order_relaxed); });
   module.def("torch_flags_calibrated", &frontends::torch::flags_calibrated);
+  module.def("enter_fp32_reduction", [](const std::string& dtype) {
+    if (!frontends::torch::enter_fp32_reduction(half_dtype(dtype))) throw py::error_already_set();
+  });
+  module.def("leave_fp32_reduction",
+             [](const std::string& dtype) { frontends::torch::leave_fp32_reduction(half_dtype(dtype)); });
   py::list plain;
   for (int i = 1; i <= static_cast<int>(Reason::last_plain); ++i) {
     plain.append(py::reinterpret_borrow<py::object>(reason_strings[i]));

@@ -25,8 +25,9 @@ import ctypes, json, os, struct, sys, threading, warnings
 sys.path.insert(0, {fakes!r})
 import cupy
 import ktlib
-from ktlib import _core
+from ktlib import _core, packs
 _core.set_libcuda({library!r})
+packs.SHIPPED = packs.Path("/nonexistent")  # what is tuned and shipped must not decide here
 lib = ctypes.CDLL({library!r})
 lib.fake_calls.restype = ctypes.c_char_p
 lib.fake_current.restype = ctypes.c_uint64
