@@ -197,3 +197,25 @@ def test_facts_leave_out_the_run_time_raster_and_fit_shared_memory():
         assert facts.smem_bytes <= 227 * 1024
         assert facts.ctas_per_sm * (facts.smem_bytes + 1024) <= 228 * 1024
     assert len(names) == sum(1 for t in TILES for s in (3, 4, 6, 8) if t.smem_bytes(s) <= 227 * 1024)
+
+
+@needs_nvcc
+def test_shipped_cubins_rebuild_byte_for_byte():
+    """Of the kernels whose source is still what the database was tuned with; a quarter of them, for time."""
+    from ktlib_generator.store import read_database
+
+    shipped = Path(__file__).parents[2] / "tuning_db" / "sm90a-132.h5"
+    if not shipped.is_file():
+        pytest.skip("the tests run outside a checkout")
+    variants = {r.binary.sha256: r for r in read_database(shipped).records if r.binary is not None}
+    current = [
+        record
+        for record in variants.values()
+        if record.binary.source == nvcc.source_key(FAMILY.build_request(record.variant))
+    ]
+    if not current:
+        pytest.skip("the source or the compiler has changed since the database was tuned")
+    for record in sorted(current, key=lambda r: str(r.variant))[::4]:
+        binary = nvcc.compile_cubin(FAMILY.build_request(record.variant), timeout_s=120)
+        assert isinstance(binary, Binary)
+        assert binary.sha256 == record.binary.sha256
