@@ -24,16 +24,21 @@ FactsOf = Callable[[Variant, Binary], tuple[KernelFacts, LaunchParameters]]
 
 @dataclass(frozen=True)
 class Policy:
-    """When a kernel of ours may win: its paired speed-up must exceed 1 by more than noise.
+    """When a kernel of ours may win, and which of those within noise of each other does.
 
-    Noise inside a run is the larger of the record's and its baseline's, times `noise_factor`. `min_gain`
-    stands for what one run cannot see: clocks and placement differ between runs, and the best of fifty
-    candidates is partly luck (H200: winners by less than 1.5% came out up to 2% behind when measured
-    again). Part of a pack's meta data.
+    A kernel's gain is its baseline's time over its own, both from one interleaved run, held within `drift`
+    of what the baseline's faster runs give: a machine that was busy for a moment slows the vendor too. The
+    gain must exceed `min_gain`, which stands for what one run cannot see (H200: winners by
+    less than 1.5% came out up to 2% behind when measured again), and `noise_factor` times the noise, the
+    larger of the two measurements'. A record noisier than `max_noise` decides nothing. Kernels within
+    `tie` of the best, or within its noise if that is less, are equal. Part of a pack's meta data.
     """
 
     noise_factor: float = 2.0
     min_gain: float = 0.015
+    max_noise: float = 0.2
+    drift: float = 0.03
+    tie: float = 0.02
 
     def margin(self, record: Record) -> float:
         """Return the speed-up that `record` must exceed to win."""
@@ -85,10 +90,9 @@ def pick_winner(
 ) -> Winner | None:
     """Choose between one problem's records; None when nothing usable was measured.
 
-    Of a variant measured more than once the latest record counts, whatever its status. Speed-ups are
-    paired (each against the baseline of its own run). Among kernels within the best one's noise the
-    smaller shared memory wins, then the name. Shared objects are candidates but never winners: a pack
-    cannot carry them.
+    Of a variant measured more than once the latest record counts, whatever its status. `policy` says what
+    wins; between equals the smaller shared memory, then the name. Shared objects are candidates but
+    never winners: a pack cannot carry them.
 
     Raises:
         ValueError: the records are of several problems or devices.
@@ -103,7 +107,7 @@ def pick_winner(
     for record in sorted(records, key=lambda r: r.measured_unix):
         latest[record.variant] = record
     right = [r for r in latest.values() if r.status is Status.OK]
-    paired = [(speedup, r) for r in right if not r.variant.is_vendor and (speedup := r.speedup) is not None]
+    paired = _gains([r for r in right if not r.variant.is_vendor], policy)
     candidates = sum(not variant.is_vendor for variant in latest)
     if not paired:
         times = [r.measurement for r in right if r.variant.is_vendor and r.measurement is not None]
@@ -113,14 +117,18 @@ def pick_winner(
         return Winner(problem, None, 0.0, best_vendor.latency_us, best_vendor.noise, candidates)
 
     eligible = [
-        (speedup, r)
-        for speedup, r in paired
-        if speedup > policy.margin(r) and r.binary is not None and r.binary.format != "shared_object"
+        (gain, r)
+        for gain, r in paired
+        if gain > policy.margin(r)
+        and record_noise(r) <= policy.max_noise
+        and r.binary is not None
+        and r.binary.format != "shared_object"
     ]
     winner = None
     if eligible:
         top, best = max(eligible, key=lambda pair: pair[0])
-        tied = [r for speedup, r in eligible if speedup >= top * (1.0 - record_noise(best))]
+        window = min(policy.tie, record_noise(best))
+        tied = [r for gain, r in eligible if gain >= top * (1.0 - window)]
         winner = min(tied, key=lambda r: (smem_bytes(r), str(r.variant)))
     shown = winner if winner is not None else max(paired, key=lambda pair: pair[0])[1]
     assert shown.measurement is not None  # what `paired` means
@@ -133,6 +141,22 @@ def pick_winner(
         noise=record_noise(shown),
         candidates=candidates,
     )
+
+
+def _gains(records: Sequence[Record], policy: Policy) -> list[tuple[float, Record]]:
+    """Pair each record that has a baseline with its gain over it, held to the policy's drift."""
+    baselines = sorted(r.baseline.latency_us for r in records if r.baseline is not None)
+    if not baselines:
+        return []
+    usual_us = baselines[len(baselines) // 4]  # the lower quartile: stalls only add
+    gains = []
+    for record in records:
+        speedup = record.speedup
+        if speedup is not None and record.measurement is not None:
+            usual = usual_us / record.measurement.latency_us
+            held = min(max(speedup, usual / (1.0 + policy.drift)), usual * (1.0 + policy.drift))
+            gains.append((held, record))
+    return gains
 
 
 def registry_facts(variant: Variant, binary: Binary) -> tuple[KernelFacts, LaunchParameters]:

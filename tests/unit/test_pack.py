@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_what_python_writes_cpp_reads(tmp_path: Path) -> None:
     info = _core.pack_info(path, verify_blobs=True)
     assert (info["arch"], info["profile"], info["device_kind"]) == ("sm90a", "sm90a-132", "cuda")
     assert (info["cc_major"], info["cc_minor"], info["sm_count"]) == (9, 0, 132)
-    assert info["meta"] == {"suite": "made up", "policy": {"noise_factor": 2.0, "min_gain": 0.015}, "records": 2}
+    assert info["meta"] == {"suite": "made up", "policy": asdict(Policy()), "records": 2}
     (kernel,) = info["kernels"]
     assert won.binary is not None
     expected = facts(won.variant, won.binary)[0].to_dict()
@@ -133,12 +134,33 @@ def test_a_newer_minor_version_is_read_and_its_reserved_bytes_let_pass(tmp_path:
 
 
 def test_the_highest_paired_speedup_wins_not_the_lowest_time() -> None:
-    slow_clock = record("64x64x64", us=12.0, vendor_us=24.0, tile_m=64)
-    fast_clock = record("64x64x64", us=10.0, vendor_us=14.0, tile_m=128)
+    slow_clock = record("64x64x64", us=10.2, vendor_us=12.24, tile_m=64)
+    fast_clock = record("64x64x64", us=10.1, vendor_us=12.0, tile_m=128)
     winner = pick_winner([fast_clock, slow_clock], Policy())
     assert winner is not None
     assert winner.record is slow_clock
-    assert (winner.latency_us, winner.vendor_us, winner.candidates) == (12.0, 24.0, 2)
+    assert (winner.latency_us, winner.vendor_us, winner.candidates) == (10.2, 12.24, 2)
+
+
+def test_a_vendor_that_stalled_beside_one_candidate_does_not_crown_it() -> None:
+    """On busy cores a threaded library went from 0.18 to 23 ms for half of the trials."""
+    stalled = [record("64x64x64", us=843.0, vendor_us=22998.0, tile_m=64)]
+    quiet = [record("64x64x64", us=170.0, vendor_us=106.0, tile_m=t) for t in (96, 128)]
+    winner = pick_winner([*stalled, *quiet], Policy())
+    assert winner is not None
+    assert winner.record is None
+    faster = record("64x64x64", us=90.0, vendor_us=107.0, tile_m=256)
+    winner = pick_winner([*stalled, *quiet, faster], Policy())
+    assert winner is not None
+    assert winner.record is faster
+
+
+def test_a_record_too_noisy_to_mean_anything_does_not_win() -> None:
+    wild = record("64x64x64", us=1.0, vendor_us=10.0, spread=0.4, tile_m=64)
+    assert pack.record_noise(wild) > Policy().max_noise
+    winner = pick_winner([wild], Policy())
+    assert winner is not None
+    assert winner.record is None
 
 
 @pytest.mark.parametrize(("us", "wins"), [(9.7, True), (9.85, False), (10.5, False)])

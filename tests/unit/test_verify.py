@@ -384,3 +384,20 @@ def test_bf16_conversion_rounds_to_nearest_even_and_keeps_nan():
     ours = ARRAYS.decode(ARRAYS.encode(values, "bf16"), "bf16")
     theirs = torch.from_numpy(values).to(torch.bfloat16).double().numpy()
     np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 8), (9, 9, 9), (1, 64, 64)])
+def test_a_right_small_product_is_not_refused_by_luck(shape):
+    """fp32 outputs, few of them: their rounding-only RMS is a matter of luck, the rule must allow for it."""
+    m, n, k = shape
+    problem = Problem(m, n, k, dtype="fp32")
+    refused = 0
+    for seed in range(300):
+        case = inputs.normal(problem, ARRAYS, seed)
+        c = np.zeros((m, n), np.float32)
+        for i in range(k):  # one chain, as a plain kernel sums
+            c = (c + case.a[:, i : i + 1].astype(np.float32) * case.b[i : i + 1].astype(np.float32)).astype(
+                np.float32
+            )
+        refused += rules.rms(rules.rms_ratio(case.samples[0], c, problem, ARRAYS), problem) is not None
+    assert refused == 0
