@@ -12,19 +12,24 @@ from collections.abc import Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Signals that cannot cut the end of a run short: one to stop it, and two from an impatient hand.
+HELD_TO_THE_END = 3
 
 
 class Interrupts:
     """Turns the first signal into KeyboardInterrupt, held back while `shield` is open.
 
-    Signals that follow are held back too until `rearm`, so that an impatient second Ctrl-C cannot cut the
-    clean-up short. Outside the main thread it does nothing, since Python delivers signals only there.
+    Signals that follow are dropped, so that an impatient second Ctrl-C cannot cut the clean-up short; once
+    `finish` was called, those after the third raise again. Outside the main thread it does nothing, since
+    Python delivers signals only there.
     """
 
     def __init__(self) -> None:
         self._shielded = 0
         self._pending = False
         self._raised = False
+        self._finishing = False
+        self._count = 0
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> Interrupts:
@@ -47,16 +52,21 @@ class Interrupts:
             self._shielded -= 1
             self._deliver()
 
-    def rearm(self) -> None:
-        """Let the next signal raise again."""
-        self._raised = False
+    def finish(self) -> None:
+        """Only what saves and reports is left: let no signal cut it short but those after the third."""
+        self._finishing = True
+        self._pending = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
         self._pending = True
         self._deliver()
 
     def _deliver(self) -> None:
-        if self._pending and not self._shielded and not self._raised:
+        if not self._pending or self._shielded:
+            return
+        may_raise = self._count > HELD_TO_THE_END if self._finishing else not self._raised
+        if may_raise:
             self._pending = False
             self._raised = True
             raise KeyboardInterrupt

@@ -17,7 +17,8 @@ from ktlib_generator.build.toolkit import ToolchainError
 from ktlib_generator.families.base import BuildRequest, Device, Family
 from ktlib_generator.history import current_records
 from ktlib_generator.problems import Suite
-from ktlib_generator.progress import duration
+from ktlib_generator.progress import counted, duration, unserved_text
+from ktlib_generator.start import protocol_for, require_one_protocol, spaces_of, why_unserved
 from ktlib_generator.values import Record, Variant
 
 # Rough, for the estimate only: one trial with its verification; one nvcc run of the raw PTX template.
@@ -30,13 +31,16 @@ class Plan:
     """What `ktlib-build tune` would do now. `compiles` counts binaries the cache lacks.
 
     `compiler` is the compiler's path, or why there is none; empty when nothing has to be compiled.
+    `problems` has candidates and trials left of each problem; `unserved` why the others have none.
     """
 
     suite: str
     device: Device
     budget: Budget
     strategy: str
+    protocol: str
     problems: dict[Problem, tuple[int, int]]
+    unserved: dict[Problem, str]
     made: int
     compiles: int
     compiler: str
@@ -58,29 +62,33 @@ class Plan:
 
     def __str__(self) -> str:
         device = self.device
-        unserved = [str(problem) for problem, (space, _) in self.problems.items() if not space]
         lines = [
             "dry run: nothing is built, measured or written",
-            f"device       {device.name} ({device.arch}, profile {device.profile})",
-            f"suite        {self.suite}: {len(self.problems)} problems",
-            f"strategy     {self.strategy}, budget {self.budget}",
+            device_line(device),
+            f"suite        {self.suite}: {counted(len(self.problems) + len(self.unserved), 'problem')}",
+            f"strategy     {self.strategy}, budget {self.budget}, protocol {self.protocol}",
         ]
         lines += [
-            f"             {problem}: {space} candidates, {left} to try"
+            f"             {problem}: {counted(space, 'candidate')}, {left} to try"
             for problem, (space, left) in self.problems.items()
-            if space
         ]
-        if unserved:
-            lines.append(f"no kernel    {len(unserved)} problems: {' '.join(unserved)}")
+        if self.unserved:
+            lines.append(f"no kernel    {unserved_text(self.unserved)}")
         lines += [
             f"trials       {self.trials} to make, {self.made} made before",
-            f"compiles     {self.compiles} binaries with {self.jobs} jobs"
+            f"compiles     {counted(self.compiles, 'binary')} with {counted(self.jobs, 'job')}"
             + (f" ({self.compiler})" if self.compiler else ""),
             f"estimate     {duration(self.estimate_s)}",
             f"run          {self.run_dir}",
             f"database     {self.database}",
         ]
         return "\n".join(lines)
+
+
+def device_line(device: Device, why: str = "") -> str:
+    """Say what is tuned for, and why if that may surprise."""
+    where = f"device       {device.name} ({device.arch}, profile {device.profile})"
+    return f"{where} ({why})" if why else where
 
 
 def make_plan(
@@ -91,25 +99,35 @@ def make_plan(
     *,
     budget: Budget,
     strategy: str,
+    protocol: str,
     jobs: int,
     cache: BinaryCache,
     run_dir: Path,
     database: Path,
 ) -> Plan:
-    """Count what the loop would do with this history and this cache."""
+    """Count what the loop would do with this history and this cache.
+
+    Raises:
+        TuneError: the run would be refused; with the same message.
+    """
+    protocol = protocol_for(device, protocol)
+    spaces = spaces_of(families, suite.problems, device)
+    history = current_records(history, families)
+    require_one_protocol(history, spaces, protocol, run_dir)
     tried: dict[Problem, set[Variant]] = {}
-    for record in current_records(history, families):
+    for record in history:
         tried.setdefault(record.problem, set()).add(record.variant)
     problems: dict[Problem, tuple[int, int]] = {}
     requests: dict[BuildRequest, None] = {}
     made = 0
-    for problem in suite.problems:
-        space = [(variant, family) for family in families for variant in family.variants(problem, device)]
-        old = tried.get(problem, set())
-        made += sum(variant in old for variant, _ in space)
-        left = budget.trials_left(len(space), sum(variant in old for variant, _ in space))
+    for problem, space in spaces.items():
+        if not space:
+            continue
+        old = tried.get(problem, set()) & space.keys()
+        made += len(old)
+        left = budget.trials_left(len(space), len(old))
         problems[problem] = (len(space), left)
-        for variant, family in space if left else ():
+        for variant, family in space.items() if left else ():
             request = family.build_request(variant) if variant not in old else None
             if request is not None:
                 requests[request] = None
@@ -126,7 +144,9 @@ def make_plan(
         device=device,
         budget=budget,
         strategy=strategy,
+        protocol=protocol,
         problems=problems,
+        unserved={p: why_unserved(families, p, device) for p, space in spaces.items() if not space},
         made=made,
         compiles=compiles,
         compiler=compiler,

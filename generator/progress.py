@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichBar
     from rich.progress import TaskID
 
+_SHOWN_PROBLEMS = 8
+
 
 @dataclass
 class Tally:
@@ -26,6 +29,14 @@ class Tally:
     ok: int = 0
     failed: int = 0
     best: dict[Problem, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> Tally:
+        """Count several records."""
+        made = cls()
+        for record in records:
+            made.add(record)
+        return made
 
     def add(self, record: Record) -> None:
         """Count one record."""
@@ -36,6 +47,12 @@ class Tally:
         speedup = record.speedup
         if speedup is not None:
             self.best[record.problem] = max(speedup, self.best.get(record.problem, 0.0))
+
+    @property
+    def counts(self) -> str:
+        """The counts that are not zero: `14 ok, 2 failed`."""
+        parts = [f"{self.ok} ok"] * bool(self.ok) + [f"{self.failed} failed"] * bool(self.failed)
+        return ", ".join(parts)
 
     @property
     def geomean(self) -> float | None:
@@ -52,8 +69,8 @@ class Progress(Protocol):
         """The run starts; `trials` is an upper bound of those it will make."""
         ...
 
-    def problem(self, problem: Problem, *, trials: int, made: int) -> None:
-        """A problem starts: `trials` to come at most, `made` in earlier runs."""
+    def problem(self, problem: Problem, *, trials: int, before: Sequence[Record]) -> None:
+        """A problem starts: `trials` to come at most, `before` were made in earlier runs."""
         ...
 
     def trial(self, record: Record) -> None:
@@ -75,7 +92,7 @@ class Quiet:
     def begin(self, *, problems: int, trials: int, wall_s: float | None) -> None:
         """Show nothing."""
 
-    def problem(self, problem: Problem, *, trials: int, made: int) -> None:
+    def problem(self, problem: Problem, *, trials: int, before: Sequence[Record]) -> None:
         """Show nothing."""
 
     def trial(self, record: Record) -> None:
@@ -91,23 +108,30 @@ class Quiet:
 class Lines(Quiet):
     """One line for each problem, for logs and pipes."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, heading: str = "") -> None:
         self._stream = stream
+        self._heading = heading
         self._problems = 0
         self._index = 0
         self._begin_s = 0.0
+        self._trials = 0
+        self._before = Tally()
         self._tally = Tally()
 
     def begin(self, *, problems: int, trials: int, wall_s: float | None) -> None:
         """Say what is coming."""
         self._problems = problems
         self._begin_s = time.monotonic()
+        if self._heading:
+            self._print(self._heading)
         limit = "" if wall_s is None else f", at most {duration(wall_s)}"
-        self._print(f"tuning {problems} problems, up to {trials} trials{limit}")
+        self._print(f"tuning {counted(problems, 'problem')}, up to {counted(trials, 'trial')}{limit}")
 
-    def problem(self, problem: Problem, *, trials: int, made: int) -> None:
+    def problem(self, problem: Problem, *, trials: int, before: Sequence[Record]) -> None:
         """Start counting."""
         self._index += 1
+        self._trials = trials
+        self._before = Tally.of(before)
         self._tally = Tally()
 
     def trial(self, record: Record) -> None:
@@ -115,15 +139,19 @@ class Lines(Quiet):
         self._tally.add(record)
 
     def problem_done(self, problem: Problem, *, skipped_trials: int, note: str) -> None:
-        """Print the problem's line."""
-        best = self._tally.geomean
-        parts = [
-            f"[{self._index}/{self._problems}] {problem}:",
-            f"best {best:.2f}x," if best is not None else "no kernel,",
-            f"{self._tally.ok} ok, {self._tally.failed} failed,",
-            duration(time.monotonic() - self._begin_s),
-        ]
-        self._print(" ".join(parts) + (f" ({note})" if note else ""))
+        """Print the problem's line: what this run did, and what was known before it."""
+        speedups = [*self._before.best.values(), *self._tally.best.values()]
+        best = f"best {max(speedups):.2f}x" if speedups else "no kernel"
+        before = self._before.counts
+        if self._trials:
+            clock = duration(time.monotonic() - self._begin_s)
+            text = f"{best}, {self._tally.ok} ok, {self._tally.failed} failed, {clock}"
+            notes = [note, f"{before} before" if before else ""]
+        else:
+            text = f"done before ({before}), {best}" if before else best
+            notes = [note]
+        said = "; ".join(filter(None, notes))
+        self._print(f"[{self._index}/{self._problems}] {problem}: {text}" + (f" ({said})" if said else ""))
 
     def _print(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -132,7 +160,7 @@ class Lines(Quiet):
 class Bar(Quiet):
     """A rich progress bar: problem, best so far, counts, elapsed, time left."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, heading: str = "") -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
@@ -146,6 +174,7 @@ class Bar(Quiet):
             console=Console(file=stream),
             refresh_per_second=4,
         )
+        self._heading = heading
         self._task: TaskID | None = None
         self._tally = Tally()
         self._begin_s = 0.0
@@ -156,6 +185,8 @@ class Bar(Quiet):
 
     def begin(self, *, problems: int, trials: int, wall_s: float | None) -> None:
         """Draw the bar."""
+        if self._heading:
+            self._bar.console.print(self._heading, markup=False, highlight=False, soft_wrap=True)
         self._begin_s = time.monotonic()
         self._wall_s = wall_s
         self._total = trials
@@ -164,9 +195,11 @@ class Bar(Quiet):
         )
         self._bar.start()
 
-    def problem(self, problem: Problem, *, trials: int, made: int) -> None:
-        """Name the problem."""
+    def problem(self, problem: Problem, *, trials: int, before: Sequence[Record]) -> None:
+        """Name the problem, and count what is known of it."""
         self._problem = problem
+        for record in before:
+            self._tally.add(record)
         self._update()
 
     def trial(self, record: Record) -> None:
@@ -206,18 +239,21 @@ class Bar(Quiet):
         )
 
 
-def make_progress(*, quiet: bool, stream: TextIO | None = None) -> Progress:
-    """Return what fits: nothing when quiet, a bar on a terminal, lines elsewhere or without rich."""
+def make_progress(*, quiet: bool, stream: TextIO | None = None, heading: str = "") -> Progress:
+    """Return what fits: nothing when quiet, a bar on a terminal, lines elsewhere or without rich.
+
+    `heading` is shown once, before anything else.
+    """
     out = sys.stderr if stream is None else stream
     if quiet:
         return Quiet()
     if not out.isatty():
-        return Lines(out)
+        return Lines(out, heading)
     try:
-        return Bar(out)
+        return Bar(out, heading)
     except ImportError:
         print("no progress bar: rich is not installed (pip install 'ktlib[build]')", file=out)
-        return Lines(out)
+        return Lines(out, heading)
 
 
 def duration(seconds: float) -> str:
@@ -228,6 +264,26 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}:{whole % 60:02d} min"
     return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
+def counted(count: int, noun: str) -> str:
+    """Spell a count with its noun: `1 problem`, `3 problems`, `2 binaries`."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
+
+
+def listed(problems: Sequence[Problem]) -> str:
+    """Name the first few problems, and say how many more there are."""
+    text = " ".join(str(problem) for problem in problems[:_SHOWN_PROBLEMS])
+    more = len(problems) - _SHOWN_PROBLEMS
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def unserved_text(unserved: Mapping[Problem, str]) -> str:
+    """Name problems that no family serves, with each reason once."""
+    reasons = "; ".join(dict.fromkeys(unserved.values()))
+    return f"{counted(len(unserved), 'problem')}: {listed(list(unserved))} ({reasons})"
 
 
 def _left(elapsed_s: float, made: int, total: int, wall_s: float | None) -> str:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ktlib.problem import Problem
 from ktlib_generator.families.base import Device
 from ktlib_generator.pack import Policy, Winner, pick_winner
-from ktlib_generator.progress import duration
+from ktlib_generator.progress import counted, duration, listed, unserved_text
 from ktlib_generator.values import Record, Status
 
-_SHOWN_PROBLEMS = 8
+# Above it the samples say more about what else ran than about the kernels.
+NOISY = 0.2
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class TuneSummary:
     """The outcome of one run over everything its directory holds for the suite.
 
     `winners` has the problems a kernel of ours wins; `vendor` those where it loses, or wins by no more
-    than the noise; `failed` those where no candidate was right; `unserved` those no family can serve.
-    `database` is None when nothing was saved.
+    than the noise; `failed` those where no candidate was right; `unserved` those no family can serve, with
+    the reason. `baselines` are the vendor methods that the winners beat; `noise` is the largest of those
+    that decided a problem. `database` is None when nothing was saved.
     """
 
     profile: str
@@ -36,8 +38,10 @@ class TuneSummary:
     winners: dict[Problem, float]
     vendor: tuple[Problem, ...]
     failed: tuple[Problem, ...]
-    unserved: tuple[Problem, ...]
+    unserved: dict[Problem, str]
     untouched: tuple[Problem, ...]
+    baselines: tuple[str, ...]
+    noise: float
     interrupted: bool
     wall_s: float
     compile_s: float
@@ -71,15 +75,20 @@ class TuneSummary:
         )
         yield f"trials       {total}" + (f" ({counts}); {self.new_trials} new" if total else "")
         if self.geomean is not None:
-            yield f"kernels win  {len(self.winners)} problems, geometric mean {self.geomean:.3f}x the vendor"
-        for label, problems in (
-            ("vendor wins", self.vendor),
-            ("none right", self.failed),
-            ("no kernel", self.unserved),
-        ):
+            won = counted(len(self.winners), "problem")
+            against = f"the vendor ({', '.join(self.baselines)})"
+            yield f"kernels win  {won}, geometric mean {self.geomean:.3f}x {against}"
+        for label, problems in (("vendor wins", self.vendor), ("none right", self.failed)):
             if problems:
                 why = " (faster, or within the noise)" if label == "vendor wins" else ""
-                yield f"{label:<12} {len(problems)} problems{why}: {_listed(problems)}"
+                yield f"{label:<12} {counted(len(problems), 'problem')}{why}: {listed(problems)}"
+        if self.unserved:
+            yield f"no kernel    {unserved_text(self.unserved)}"
+        if self.noise > NOISY:
+            yield (
+                f"warning      measured noise up to {self.noise:.0%}: the machine was busy; "
+                "tune again when it is idle, with another --run-dir"
+            )
         yield f"time         {duration(self.wall_s)}, of it compilers {duration(self.compile_s)}"
         yield f"run          {self.run_dir}"
         yield f"database     {self.database or 'not written: no trial was saved'}"
@@ -92,7 +101,7 @@ def summarise(
     records: Sequence[Record],
     *,
     new_trials: int,
-    unserved: Sequence[Problem],
+    unserved: Mapping[Problem, str],
     interrupted: bool,
     wall_s: float,
     compile_s: float,
@@ -106,7 +115,7 @@ def summarise(
             by_problem[record.problem].append(record)
     chosen = {problem: pick_winner(found, Policy()) for problem, found in by_problem.items() if found}
     winners = {p: _speedup(winner) for p, winner in chosen.items() if winner and winner.record is not None}
-    missing = set(unserved)
+    won = [winner.record for winner in chosen.values() if winner is not None and winner.record is not None]
     return TuneSummary(
         profile=device.profile,
         problems=len(by_problem),
@@ -115,8 +124,10 @@ def summarise(
         winners=winners,
         vendor=tuple(p for p, winner in chosen.items() if winner is not None and winner.record is None),
         failed=tuple(p for p, winner in chosen.items() if winner is None),
-        unserved=tuple(unserved),
-        untouched=tuple(p for p, found in by_problem.items() if not found and p not in missing),
+        unserved=dict(unserved),
+        untouched=tuple(p for p, found in by_problem.items() if not found and p not in unserved),
+        baselines=tuple(sorted({r.baseline.method for r in won if r.baseline is not None})),
+        noise=max((winner.noise for winner in chosen.values() if winner is not None), default=0.0),
         interrupted=interrupted,
         wall_s=wall_s,
         compile_s=compile_s,
@@ -136,9 +147,3 @@ def _next_command(database: Path | None, run_dir: Path, *, interrupted: bool) ->
     if database is None:
         return "ktlib-build tune --dry-run shows what would be tried"
     return f"ktlib-build pack {database}"
-
-
-def _listed(problems: Sequence[Problem]) -> str:
-    text = " ".join(str(problem) for problem in problems[:_SHOWN_PROBLEMS])
-    more = len(problems) - _SHOWN_PROBLEMS
-    return f"{text} and {more} more" if more > 0 else text

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +23,19 @@ from ktlib_generator.families.base import Device, Family
 from ktlib_generator.history import current_records
 from ktlib_generator.interrupts import Interrupts
 from ktlib_generator.measure.jobs import Job, Limits, Outcome
-from ktlib_generator.measure.timer import PROTOCOLS
 from ktlib_generator.problems import Suite
-from ktlib_generator.progress import Progress, Quiet
+from ktlib_generator.progress import Progress, Quiet, counted
 from ktlib_generator.run_dir import RunDir, check_database, merge_runs
 from ktlib_generator.search.registry import strategy as make_strategy
+from ktlib_generator.start import (
+    Space,
+    TuneError,
+    needs_compiler,
+    protocol_for,
+    require_one_protocol,
+    spaces_of,
+    why_unserved,
+)
 from ktlib_generator.summary import TuneSummary, summarise
 from ktlib_generator.values import (
     Binary,
@@ -39,10 +47,6 @@ from ktlib_generator.values import (
 )
 
 BATCH = 8
-
-
-class TuneError(ValueError):
-    """The run cannot start as asked; the message says what to change."""
 
 
 class MeasuringWorker(Protocol):
@@ -110,10 +114,11 @@ def tune(
 
     A trial that the run directory already has is never made again, unless the kernel's source has changed
     since. Ctrl-C and SIGTERM end the search within seconds, kill what was started, and go on to the merge;
-    the summary says `interrupted`.
+    the summary says `interrupted`. A run that is refused writes nothing.
 
     Raises:
-        TuneError: no family serves the device, or the run directory holds a run and `resume` is not set.
+        TuneError: no family serves the device or any of the problems, the run directory holds a run and
+            `resume` is not set, or that run took its times under another protocol.
         ToolchainError: something has to be compiled and there is no compiler.
         StoreError: a path cannot be written; records written before are safe.
     """
@@ -121,70 +126,43 @@ def tune(
     tools = Tools.real(device, options) if tools is None else tools
     if not tools.families:
         raise TuneError(f"no kernel family runs on {device.arch} ({device.name}); nothing to tune")
-    protocol_for(device, options.protocol)
-    check_database(database, device.profile)
+    protocol = protocol_for(device, options.protocol)
+    spaces = spaces_of(tools.families, suite.problems, device)
     folder = RunDir(run_dir, device.profile)
     history = folder.records()
     if history and not resume:
         raise TuneError(
-            f"{run_dir} already holds {len(history)} trials. Give --resume to go on with them, "
+            f"{run_dir} already holds {counted(len(history), 'trial')}. Give --resume to go on with them, "
             "or another --run-dir to start anew"
         )
+    if needs_compiler(spaces):
+        nvcc.find_nvcc()
+    history = current_records(history, tools.families)
+    require_one_protocol(history, spaces, protocol, run_dir)
+    check_database(database, device.profile)
     with Interrupts() as interrupts, folder:
-        history = current_records(history, tools.families)
         run = _Run(device, options, tools, folder, history, progress or Quiet(), interrupts)
         try:
-            interrupted = run.search(suite.problems)
+            interrupted = run.search(spaces)
         except KeyboardInterrupt:
             interrupted = True
-        # A second Ctrl-C may end a merge that takes too long; the database is replaced whole or not at all.
-        interrupts.rearm()
+        # One Ctrl-C too many may end a merge that hangs; the database is replaced whole or not at all.
+        interrupts.finish()
         records = folder.records()
         if records:
             merge_runs(database, [run_dir])
-    return summarise(
-        suite.problems,
-        device,
-        records,
-        new_trials=run.trials,
-        unserved=tuple(run.unserved),
-        interrupted=interrupted,
-        wall_s=time.monotonic() - begin_s,
-        compile_s=run.compile_s,
-        run_dir=run_dir,
-        database=database if records else None,
-    )
-
-
-def protocol_for(device: Device, wanted: str = "") -> str:
-    """Return the timing protocol to use: the wanted one, or the first of the device's kind.
-
-    Raises:
-        TuneError: the device's kind has no such protocol.
-    """
-    have = PROTOCOLS[device.kind]
-    if wanted and wanted not in have:
-        raise TuneError(f"protocol {wanted!r} is unknown for {device.profile} (have: {', '.join(have)})")
-    return wanted or have[0]
-
-
-def needs_compiler(families: Sequence[Family], problems: Sequence[Problem], device: Device) -> bool:
-    """Say whether any candidate has to be compiled at all (a kernel in the extension has not)."""
-    return any(
-        family.build_request(variant) is not None
-        for family in families
-        for problem in problems
-        for variant in _first(family, problem, device)
-    )
-
-
-def space_of(families: Sequence[Family], problem: Problem, device: Device) -> list[tuple[Variant, Family]]:
-    """Return every legal variant for a problem with its family, in a fixed order."""
-    return [(variant, family) for family in families for variant in family.variants(problem, device)]
-
-
-def _first(family: Family, problem: Problem, device: Device) -> list[Variant]:
-    return [variant for variant, _ in zip(family.variants(problem, device), range(1), strict=False)]
+        return summarise(
+            suite.problems,
+            device,
+            records,
+            new_trials=run.trials,
+            unserved=run.unserved,
+            interrupted=interrupted,
+            wall_s=time.monotonic() - begin_s,
+            compile_s=run.compile_s,
+            run_dir=run_dir,
+            database=database if records else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -192,9 +170,9 @@ class _Work:
     """One problem's share of a run: its space, the trials still to make, and those made before."""
 
     problem: Problem
-    families: dict[Variant, Family]
+    families: Space
     trials: int
-    made: int
+    before: tuple[Record, ...]
 
 
 class _Run:
@@ -218,16 +196,14 @@ class _Run:
         self.protocol = protocol_for(device, options.protocol)
         self.trials = 0
         self.compile_s = 0.0
-        self.unserved: list[Problem] = []
+        self.unserved: dict[Problem, str] = {}
         self._folder = folder
         self._progress = progress
         self._interrupts = interrupts
 
-    def search(self, problems: Sequence[Problem]) -> bool:
+    def search(self, spaces: Mapping[Problem, Space]) -> bool:
         """Go through the problems; returns whether a signal ended it early."""
-        if needs_compiler(self.tools.families, problems, self.device):
-            nvcc.find_nvcc()
-        works = self._plan(problems)
+        works = self._plan(spaces)
         worker: MeasuringWorker | None = None
         try:
             worker = self.tools.worker()
@@ -256,17 +232,16 @@ class _Run:
             self.strategy.tell(record)
             self._progress.trial(record)
 
-    def _plan(self, problems: Sequence[Problem]) -> list[_Work]:
-        made: dict[Problem, set[Variant]] = {problem: set() for problem in problems}
+    def _plan(self, spaces: Mapping[Problem, Space]) -> list[_Work]:
+        made: dict[Problem, dict[Variant, Record]] = {problem: {} for problem in spaces}
         for record in self.history:
-            if record.problem in made:
-                made[record.problem].add(record.variant)
+            if record.variant in spaces.get(record.problem, ()):
+                made[record.problem][record.variant] = record
         works = []
-        for problem, tried in made.items():
-            families = dict(space_of(self.tools.families, problem, self.device))
-            old = sum(variant in tried for variant in families)
-            trials = self.options.budget.trials_left(len(families), old)
-            works.append(_Work(problem, families, trials, old))
+        for problem, space in spaces.items():
+            before = tuple(made[problem].values())
+            trials = self.options.budget.trials_left(len(space), len(before))
+            works.append(_Work(problem, space, trials, before))
         return works
 
     def _search(self, works: Sequence[_Work], worker: MeasuringWorker) -> None:
@@ -278,11 +253,12 @@ class _Run:
                 share_s = options.budget.share_s(
                     elapsed_s=time.monotonic() - begin_s, problems_left=len(works) - index
                 )
-                self._progress.problem(work.problem, trials=work.trials, made=work.made)
+                self._progress.problem(work.problem, trials=work.trials, before=work.before)
                 note = ""
                 if not work.families:
-                    self.unserved.append(work.problem)
-                    note = "no family has a legal variant, the vendor serves it"
+                    why = why_unserved(self.tools.families, work.problem, self.device)
+                    self.unserved[work.problem] = why
+                    note = f"{why}; the vendor serves it"
                 try:
                     left = _ProblemSearch(self, work, pool, worker, share_s).run() if work.trials else 0
                 finally:

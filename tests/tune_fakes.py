@@ -26,14 +26,20 @@ def table_us(job: Job) -> float:
 
 
 class TableWorker:
-    """Answers from the table; `fails` gives some jobs another status, `pause_s` makes trials take time."""
+    """Answers from the table.
 
-    def __init__(self, *, fails=lambda job: None, pause_s: float = 0.0, baseline_us: float = 20.0) -> None:
+    `fails` gives some jobs another status, `pause_s` makes trials take time, `spread` makes them noisy.
+    """
+
+    def __init__(
+        self, *, fails=lambda job: None, pause_s: float = 0.0, baseline_us: float = 20.0, spread: float = 0.0
+    ) -> None:
         self.jobs: list[Job] = []
         self.closed = 0
         self._fails = fails
         self._pause_s = pause_s
         self._baseline_us = baseline_us
+        self._spread = spread
 
     def run(self, job: Job) -> Outcome:
         self.jobs.append(job)
@@ -44,10 +50,14 @@ class TableWorker:
         latency_us = table_us(job)
         return Outcome(
             status=Status.OK,
-            measurement=Measurement("ktlib_own", job.protocol, (latency_us,) * 5),
+            measurement=Measurement("ktlib_own", job.protocol, self._samples_us(latency_us)),
             baseline=Measurement("numpy", job.protocol, (self._baseline_us,) * 5),
             verification=Verification(1.0, ("binary",)),
         )
+
+    def _samples_us(self, latency_us: float) -> tuple[float, ...]:
+        low, high = latency_us * (1 - self._spread), latency_us * (1 + self._spread)
+        return (low, low, latency_us, high, high)
 
     def close(self) -> None:
         self.closed += 1

@@ -77,6 +77,53 @@ def test_wrong_words_of_tune_are_named(capsys, words, says):
     assert not Path("tuning_runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["8x8x8:nn:fp32", "--protocol", "graph-hot"], "'graph-hot' is unknown for cpu-x86_64_v3"),
+        (["8x8x8:nn:fp32:batch=4"], "one call computes one product (batch 1)"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would_refuse(capsys, words, says):
+    line = refused(capsys, 2, "tune", "--problems", *words, "--dry-run")
+    assert says in line
+    assert refused(capsys, 2, "tune", "--problems", *words) == line
+    assert not any(Path(name).exists() for name in ("tuning_runs", "tuning_db"))
+
+
+def test_a_resumed_run_of_another_protocol_is_refused_dry_too(capsys):
+    tuned(capsys)
+    words = ["tune", "--problems", "32x32x32:nn:fp32", "--resume", "--protocol", "cpu-loop"]
+    line = refused(capsys, 2, *words)
+    assert "Give --protocol cpu-stream to go on" in line
+    assert refused(capsys, 2, *words, "--dry-run") == line
+
+
+@pytest.mark.parametrize("more", [["--quiet"], ["--dry-run"]])
+def test_resume_without_a_run_directory_says_so_and_starts(capsys, more):
+    code, _, err = call(capsys, "tune", "--problems", "8x8x8:nn:fp32", "--resume", "--run-dir", "typo", *more)
+    assert code == 0
+    assert err == "ktlib-build: warning: typo does not exist; the run starts anew\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["1024x1024x1024:nt:fp16"], " (no GPU: libcuda.so.1 not found)"),
+        (["1024x1024x1024:nt:fp16", "--profile", "cpu-x86_64_v3"], ""),
+        (["1024x1024x1024:nt:fp32"], ""),
+        (["33x65x17:nt:bf16"], ""),
+    ],
+)
+def test_first_line_names_the_device_and_why_no_gpu(capsys, monkeypatch, words, why):
+    monkeypatch.setattr(devices, "cpu_name", lambda: "a CPU")
+    code, _, err = call(capsys, "tune", "--problems", *words, "--budget", "1/problem")
+    assert code == 0, err
+    device, tuning, *_ = err.splitlines()
+    assert device == f"device       a CPU (cpu-x86_64_v3, profile cpu-x86_64_v3){why}"
+    assert tuning.startswith("tuning 1 problem, ")
+
+
 def test_a_bad_suite_line_is_named(capsys):
     Path("s.toml").write_text('name = "s"\norigin = "o"\nproblems = [\n"8x8x8",\n"8x8x",\n]\n')
     assert "s.toml:5: problem '8x8x'" in refused(capsys, 2, "tune", "--problems", "s.toml")

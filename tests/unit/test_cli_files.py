@@ -47,7 +47,7 @@ def test_merge_inspect_verify_export_import_pack_follow_each_other(capsys):
     assert Path("back.h5").read_bytes() == database.read_bytes()
     code, out, _ = call(capsys, "pack", database)
     assert code == 0
-    assert "1 problems, 1 won by 1 kernels" in out
+    assert "1 problem, 1 won by 1 kernel," in out
     assert Path("tuning_db/cpu-x86_64_v3.ktpack").stat().st_size > 0
 
 

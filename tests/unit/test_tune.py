@@ -5,29 +5,23 @@ The worker answers from a table, so that the loop is tested and not the machine.
 
 from __future__ import annotations
 
-import io
 import os
-import re
 import signal
-import sys
 import time
 from collections import Counter
 
 import pytest
-from tune_fakes import DEVICE, PROBLEMS, SUITE, TableWorker, run, space_size
+from tune_fakes import DEVICE, PROBLEMS, TableWorker, run, space_size
 
-from ktlib.problem import Problem
 from ktlib_generator.budget import Budget
-from ktlib_generator.build.cache import BinaryCache
 from ktlib_generator.families.base import Device
 from ktlib_generator.families.cpu_gemm import CpuGemm
 from ktlib_generator.measure.jobs import Job, Outcome
-from ktlib_generator.plan import make_plan
 from ktlib_generator.problems import Suite
-from ktlib_generator.progress import Lines, Quiet, make_progress
-from ktlib_generator.run_dir import RunDir, records_of
+from ktlib_generator.progress import Quiet
+from ktlib_generator.run_dir import RunDir, merge_runs, records_of
+from ktlib_generator.start import TuneError
 from ktlib_generator.store.hdf5 import read_database
-from ktlib_generator.tune import TuneError
 from ktlib_generator.values import Record, Status
 
 
@@ -55,7 +49,13 @@ def test_winners_and_speedups_in_the_summary_are_those_of_the_records(paths):
     summary = run(paths)
     best = {p: max(r.speedup for r in records_of(paths["run_dir"]) if r.problem == p) for p in PROBLEMS}
     assert summary.winners == pytest.approx(best)
-    assert f"{summary.geomean:.3f}x" in str(summary)
+    assert f"geometric mean {summary.geomean:.3f}x the vendor (numpy)" in str(summary)
+
+
+@pytest.mark.parametrize(("spread", "warned"), [(0.3, True), (0.15, False)])
+def test_times_of_a_busy_machine_are_warned_of(paths, spread, warned):
+    text = str(run(paths, TableWorker(spread=spread), budget=Budget(trials_per_problem=2)))
+    assert ("measured noise up to 30%: the machine was busy; tune again when it is idle" in text) is warned
 
 
 def test_order_is_random_but_the_same_for_a_seed(paths, tmp_path):
@@ -99,21 +99,6 @@ def test_a_slower_kernel_leaves_the_problem_to_the_vendor(paths):
     assert summary.vendor == PROBLEMS
     assert "vendor wins  3 problems" in str(summary)
     assert summary.exit_code == 0
-
-
-def test_a_problem_no_family_serves_is_named_and_the_others_are_tuned(paths):
-    batched = Problem(32, 32, 32, dtype="fp32", batch=3)
-    summary = run(paths, suite=Suite("two", "test", (batched, PROBLEMS[0])))
-    assert summary.unserved == (batched,)
-    assert set(summary.winners) == {PROBLEMS[0]}
-
-
-def test_nothing_served_at_all_saves_nothing_and_fails(paths):
-    batched = Problem(32, 32, 32, dtype="fp32", batch=3)
-    summary = run(paths, suite=Suite("one", "test", (batched,)))
-    assert summary.exit_code == 1
-    assert summary.database is None
-    assert not paths["database"].exists()
 
 
 def test_trials_budget_is_per_problem_and_counts_earlier_runs(paths):
@@ -188,6 +173,31 @@ def test_a_signal_while_the_worker_is_closed_still_merges(paths):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize(("signals", "saved"), [(1, True), (3, True), (4, False)])
+def test_impatient_signals_do_not_lose_the_merge(paths, monkeypatch, signals, saved):
+    """The first ends the search, the next two come while the merge runs; one more may end it."""
+
+    class Signalled(TableWorker):
+        def run(self, job: Job) -> Outcome:
+            if len(self.jobs) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().run(job)
+
+    def merge(*arguments):
+        for _ in range(signals - 1):
+            os.kill(os.getpid(), signal.SIGINT)
+        return merge_runs(*arguments)
+
+    monkeypatch.setattr("ktlib_generator.tune.merge_runs", merge)
+    try:
+        code = run(paths, Signalled()).exit_code
+    except KeyboardInterrupt:
+        code = None
+    assert code == (130 if saved else None)
+    assert paths["database"].exists() is saved
+    assert len(records_of(paths["run_dir"])) == 2
+
+
 def test_full_disk_stops_with_the_path_and_keeps_what_was_written(paths, monkeypatch):
     worker = TableWorker()
     original = RunDir.append
@@ -258,66 +268,6 @@ def test_a_strategy_that_waits_for_answers_is_asked_again(paths, monkeypatch):
     worker = TableWorker()
     run(paths, worker, suite=Suite("one", "test", PROBLEMS[:1]))
     assert len(worker.jobs) == space_size(PROBLEMS[0])
-
-
-def test_dry_run_counts_without_doing(paths, tmp_path):
-    run(paths, budget=Budget(trials_per_problem=2))
-    plan = make_plan(
-        SUITE,
-        DEVICE,
-        (CpuGemm(),),
-        records_of(paths["run_dir"]),
-        budget=Budget(trials_per_problem=5),
-        strategy="exhaustive",
-        jobs=2,
-        cache=BinaryCache(tmp_path / "cache"),
-        **paths,
-    )
-    assert plan.made == 6
-    assert plan.trials == 9
-    assert plan.compiles == 0
-    text = str(plan)
-    for word in ("a CPU", str(PROBLEMS[0]), "9 to make, 6 made before", str(paths["database"])):
-        assert word in text
-
-
-def test_lines_have_one_for_each_problem_and_the_best_so_far(paths, capsys):
-    run(paths, progress=Lines(sys.stdout))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"tuning 3 problems, up to {sum(map(space_size, PROBLEMS))} trials"
-    assert [line.split()[1].rstrip(":") for line in lines[1:]] == [
-        f"{p.m}x{p.n}x{p.k}:nn:fp32" for p in PROBLEMS
-    ]
-    assert "best 2.00x" in lines[1]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_bar_shows_problem_best_counts_and_time_left(paths):
-    pytest.importorskip("rich")
-    terminal = Terminal()
-    count = iter(range(1000))
-    worker = TableWorker(pause_s=0.01, fails=lambda job: Status.TIMEOUT if next(count) == 1 else None)
-    run(paths, worker, progress=make_progress(quiet=False, stream=terminal))
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
-    total = sum(map(space_size, PROBLEMS))
-    for word in (
-        str(PROBLEMS[-1]),
-        f"{total}/{total}",
-        "best 2.00x all 2.00x",
-        f"{total - 1} ok",
-        "1 failed",
-    ):
-        assert word in text
-    assert re.search(r"\d+ s, \d+ s left", text)
-
-
-def test_quiet_shows_nothing(paths, capsys):
-    run(paths, progress=make_progress(quiet=True))
-    assert capsys.readouterr() == ("", "")
 
 
 def test_progress_is_ended_whatever_happens(paths):

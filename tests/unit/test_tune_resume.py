@@ -100,11 +100,25 @@ def test_sigkill_half_way_then_resume_measures_nothing_twice(start, paths, tmp_p
 
 def test_sigkill_tears_at_most_the_line_in_flight(paths):
     run(paths, budget=Budget(trials_per_problem=2))
+    # A killed run has merged nothing; a record that was merged stays, and measuring it anew adds another.
+    paths["database"].unlink()
     journal = paths["run_dir"] / "journal.jsonl"
     journal.write_bytes(journal.read_bytes()[:-40])
     summary = run(paths, budget=Budget(trials_per_problem=2), resume=True)
     assert summary.new_trials == 1
     assert len(read_database(paths["database"]).records) == 6
+
+
+def test_a_trial_measured_again_does_not_replace_the_one_merged_before(paths, monkeypatch):
+    """The journal loses its last line after the merge, and the clock goes on: both records are true."""
+    run(paths, budget=Budget(trials_per_problem=2))
+    journal = paths["run_dir"] / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-40])
+    now = time.time()
+    monkeypatch.setattr("ktlib_generator.tune.time.time", lambda: now + 5)
+    run(paths, budget=Budget(trials_per_problem=2), resume=True)
+    records = read_database(paths["database"]).records
+    assert (len(records), len({record.key for record in records})) == (7, 6)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
