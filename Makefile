@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := pyproject.toml setup.py ktlib/__init__.py $(shell find csrc tuning_db -type f)
+SOURCES := pyproject.toml setup.py ktlib/__init__.py $(shell find csrc -type f; find tuning_db -name '*.h5')
 PYTHON_FILES := ktlib generator tests benchmarks tools setup.py
 CXX_FILES = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.cpp' 'csrc/*.hpp' 'csrc/*.cu' 'csrc/*.cuh' | grep -v third_party)
 
@@ -20,6 +20,7 @@ help:
 
 demo: $(VENV)/.built
 	$(BIN)/python benchmarks/demo.py
+	@echo "To use the commands ktlib and ktlib-build: . $(BIN)/activate"
 
 test: $(VENV)/.tools
 	$(BIN)/python -m pytest -q

@@ -31,6 +31,7 @@ SAMPLE_NS = (
     300_000  # calls of one sample together take about this long, so that the clock's step does not count
 )
 GPU_ROWS = 16
+DEFAULT_COLUMNS = 120  # where no terminal says how wide it is
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Row:
 
     problem: str
     arrays: str
-    kernel: str
+    kernel: str  # its parameters, or why there is none
     tier: str
     ktlib_us: float
     baseline_us: float
@@ -177,24 +178,40 @@ def relative_error(result: Any, a: Any, b: Any) -> float:
 
 
 def _row(problem: Problem, arrays: str, choice: Any, ours_us: float, baseline_us: float, error: float) -> Row:
-    kernel = choice.kernel.split("/")[1] if choice.kernel else choice.reason
-    return Row(str(problem), arrays, kernel, choice.tier, ours_us, baseline_us, error)
+    return Row(str(problem), arrays, short_reason(choice), choice.tier, ours_us, baseline_us, error)
+
+
+def short_reason(choice: Any) -> str:
+    """Say in a few words which kernel was chosen, or why none was; `ktlib explain` has the rest."""
+    if choice.kernel:
+        config = choice.kernel.split("/")[1].split(",")
+        return ",".join(part for part in config if not part.startswith(("dtype=", "layout=")))
+    if not choice.latency_us or not choice.vendor_us:
+        return str(choice.reason.removeprefix("vendor: "))
+    return "within the noise" if choice.latency_us < choice.vendor_us else "vendor faster"
 
 
 def _report(rows: Sequence[Row], baseline: str) -> int:
-    print(f"\nCall: microseconds a call from Python (medians, interleaved), baseline {baseline}\n")
-    head = f"{'problem':22} {'arrays':6} {'ktlib':>9} {'baseline':>9} {'ratio':>6} {'error':>8}"
-    print(f"{head}  {'tier':7} kernel, or why none")
-    for row in rows:
-        print(
-            f"{row.problem:22} {row.arrays:6} {row.ktlib_us:9.2f} {row.baseline_us:9.2f} "
-            f"{row.baseline_us / row.ktlib_us:5.2f}x {row.error:8.1e}  {row.tier:7} {row.kernel}"
-        )
+    print(f"\nCall: microseconds a call from Python (medians, interleaved)\nbaseline: {baseline}\n")
+    print("\n".join(table(rows, shutil.get_terminal_size((DEFAULT_COLUMNS, 0)).columns)))
     print("\nerror: largest |C - C64| / (|A||B|). Why a choice was made: ktlib explain PROBLEM")
     wrong = [row.problem for row in rows if not row.error < _tolerance(Problem.parse(row.problem))]
     if wrong:
         print(f"wrong results: {', '.join(wrong)}", file=sys.stderr)
     return 1 if wrong else 0
+
+
+def table(rows: Sequence[Row], columns: int) -> list[str]:
+    """Lay the rows out in lines no wider than `columns`, as far as the figures allow."""
+    width = max(len(row.problem) for row in rows)
+    head = f"{'problem':{width}} {'array':5} {'ktlib':>8} {'baseline':>8} {'ratio':>6} {'error':>7}"
+    lines = [f"{head} {'tier':6} kernel, or why none"]
+    for row in rows:
+        figures = f"{row.ktlib_us:8.2f} {row.baseline_us:8.2f} {row.baseline_us / row.ktlib_us:5.2f}x"
+        begin = f"{row.problem:{width}} {row.arrays:5} {figures} {row.error:7.1e} {row.tier:6} "
+        room = max(16, columns - len(begin))
+        lines.append(begin + (row.kernel if len(row.kernel) <= room else f"{row.kernel[: room - 3]}..."))
+    return lines
 
 
 def _tolerance(problem: Problem) -> float:

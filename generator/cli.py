@@ -70,8 +70,8 @@ Prints each damaged entry; the exit code is 1 if there is one.
 """
 
 _EXPORT = """examples:
-  ktlib-build export tuning_db/sm90a-132.h5 --json > records.jsonl
-  ktlib-build export tuning_db/sm90a-132.h5 --json -o records.jsonl
+  ktlib-build export tuning_db/sm90a-132.h5 > records.jsonl
+  ktlib-build export tuning_db/sm90a-132.h5 -o records.jsonl
 """
 
 _IMPORT = """example:
@@ -118,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("databases", nargs="+", type=Path, metavar="FILE")
     one = _word(words, "export", commands.export, "write a database as JSON lines, without loss", _EXPORT)
     one.add_argument("database", type=Path, metavar="FILE")
-    one.add_argument("--json", action="store_true", required=True, help="the format (there is one)")
+    one.add_argument("--json", action="store_true", help="the format (there is one, so it may be left out)")
     one.add_argument("-o", "--output", type=Path, metavar="FILE", help="instead of standard output")
     one = _word(words, "import", commands.import_, "write a database from JSON lines", _IMPORT)
     one.add_argument("source", type=Path, metavar="FILE", help="what export wrote; - is standard input")
@@ -251,7 +251,7 @@ def _explain_os_error(error: OSError) -> str:
     if error.errno in _DISK_FULL:
         advice = "free space and run again with --resume"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        advice = "choose a path you may write to"
+        advice = "change its permissions, or give another path"
     else:
         advice = "check the path"
     return f"{where}{error.strerror or error}; {advice}"

@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 if TYPE_CHECKING:
     from ktlib_generator.families.base import Device, Family
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 RUNS_FOLDER = Path("tuning_runs")
 DATABASES_FOLDER = Path("tuning_db")
+# A half-precision product from here on is meant for a GPU (half a GFLOP, as in benchmarks/suites).
+GPU_SIZED_FLOP = 5e8
 
 
 class CommandError(ValueError):
@@ -31,6 +33,7 @@ class CommandError(ValueError):
 def tune(arguments: argparse.Namespace) -> int:
     """Tune problems on this machine's device and merge the outcome into a database."""
     from ktlib_generator.measure.device import detect
+    from ktlib_generator.plan import device_line
     from ktlib_generator.problems import parse_problems
     from ktlib_generator.progress import make_progress
     from ktlib_generator.tune import TuneOptions
@@ -41,6 +44,11 @@ def tune(arguments: argparse.Namespace) -> int:
     device = detect(arguments.profile)
     run_dir = arguments.run_dir or RUNS_FOLDER / device.profile
     database = arguments.database or DATABASES_FOLDER / f"{device.profile}.h5"
+    if arguments.resume and not run_dir.exists():
+        print(
+            f"ktlib-build: warning: {run_dir} does not exist; the run starts anew",
+            file=sys.stderr,
+        )
     if arguments.dry_run:
         print(_plan(arguments, suite, device, run_dir, database))
         return 0
@@ -59,10 +67,24 @@ def tune(arguments: argparse.Namespace) -> int:
         run_dir=run_dir,
         database=database,
         resume=arguments.resume,
-        progress=make_progress(quiet=arguments.quiet),
+        progress=make_progress(
+            quiet=arguments.quiet, heading=device_line(device, _why_cpu(arguments, suite, device))
+        ),
     )
     print(summary)
     return summary.exit_code
+
+
+def _why_cpu(arguments: argparse.Namespace, suite: Suite, device: Device) -> str:
+    """Say why a CPU tunes what looks meant for a GPU; empty when nobody would wonder."""
+    from ktlib_generator.measure.device import cuda_problem
+
+    large = any(
+        p.dtype != "fp32" and 2.0 * p.m * p.n * p.k * p.batch >= GPU_SIZED_FLOP for p in suite.problems
+    )
+    if arguments.profile or device.kind != "cpu" or not large:
+        return ""
+    return f"no GPU: {cuda_problem()}"
 
 
 def _plan(arguments: argparse.Namespace, suite: Suite, device: Device, run_dir: Path, database: Path) -> Plan:
@@ -79,6 +101,7 @@ def _plan(arguments: argparse.Namespace, suite: Suite, device: Device, run_dir: 
         records_of(run_dir) if arguments.resume else [],
         budget=arguments.budget,
         strategy=arguments.strategy,
+        protocol=arguments.protocol or "",
         jobs=arguments.jobs or default_jobs(),
         cache=BinaryCache.default(),
         run_dir=run_dir,
@@ -148,6 +171,7 @@ def check_variant(variant: Variant, family: Family) -> None:
 
 def merge(arguments: argparse.Namespace) -> int:
     """Fold run directories, journals and databases into one database."""
+    from ktlib_generator.progress import counted
     from ktlib_generator.run_dir import check_writable, merge_runs
 
     require_modules("h5py")
@@ -158,11 +182,12 @@ def merge(arguments: argparse.Namespace) -> int:
         print(f"ktlib-build: warning: {finding}", file=sys.stderr)
     if done.missing_binaries:
         print(
-            f"ktlib-build: warning: {len(done.missing_binaries)} binaries are not beside their journals; "
-            "those kernels cannot be packed",
+            f"ktlib-build: warning: {counted(len(done.missing_binaries), 'binary')} not found beside the "
+            "journals; kernels without one cannot be packed",
             file=sys.stderr,
         )
-    print(f"{done.path}: {done.records} records ({done.new_records} new), {done.binaries} binaries")
+    kept = f"{counted(done.records, 'record')} ({done.new_records} new), {counted(done.binaries, 'binary')}"
+    print(f"{done.path}: {kept}")
     return 0
 
 
@@ -194,8 +219,12 @@ def export(arguments: argparse.Namespace) -> int:
     from ktlib_generator.store.exchange import export_json
 
     require_modules("h5py")
+    if arguments.output and arguments.output.exists() and arguments.output.samefile(arguments.database):
+        raise CommandError(f"{arguments.output} is the database itself; give another --output")
     with _output(arguments.output) as stream:
         export_json(arguments.database, stream)
+    if arguments.output:
+        print(f"{arguments.output}: written", file=sys.stderr)
     return 0
 
 
@@ -209,9 +238,9 @@ def import_(arguments: argparse.Namespace) -> int:
         raise CommandError(f"{arguments.output} exists; give --force to replace it, or another --output")
     check_writable(arguments.output)
     if str(arguments.source) == "-":
-        import_json(sys.stdin, arguments.output, name="standard input")
+        import_json(sys.stdin.buffer, arguments.output, name="standard input")
     else:
-        with open(arguments.source, encoding="utf-8") as stream:
+        with _open_to_read(arguments.source) as stream:
             import_json(stream, arguments.output, name=str(arguments.source))
     print(f"{arguments.output}: written")
     return 0
@@ -220,6 +249,7 @@ def import_(arguments: argparse.Namespace) -> int:
 def pack(arguments: argparse.Namespace) -> int:
     """Pick each problem's winner and write the file the runtime reads."""
     from ktlib_generator.pack import Policy, write_pack
+    from ktlib_generator.progress import counted
     from ktlib_generator.store.hdf5 import read_database
 
     require_modules("h5py")
@@ -227,13 +257,18 @@ def pack(arguments: argparse.Namespace) -> int:
     target = arguments.output or arguments.database.with_suffix(".ktpack")
     given = {"noise_factor": arguments.noise_factor, "min_gain": arguments.min_gain}
     policy = Policy(**{name: value for name, value in given.items() if value is not None})
-    done = write_pack(target, database.records, database.binaries, device_of(database.records), policy)
+    try:
+        done = write_pack(target, database.records, database.binaries, device_of(database.records), policy)
+    except OSError as error:
+        # Its text says what to do already.
+        raise CommandError(f"{error.filename or target}: {error.strerror or error}") from error
     print(
-        f"{done.path}: {done.entries} problems, {done.wins} won by {done.kernels} kernels, "
+        f"{done.path}: {counted(done.entries, 'problem')}, {done.wins} won by "
+        f"{counted(done.kernels, 'kernel')}, "
         f"{done.file_bytes} bytes"
     )
     if done.unmeasured:
-        print(f"not packed: {len(done.unmeasured)} problems without a usable time")
+        print(f"not packed: {counted(len(done.unmeasured), 'problem')} without a usable time")
     print(f"to use it: KTLIB_DB_PATH={done.path.resolve()} (ktlib info lists it)")
     return 0
 
@@ -276,6 +311,15 @@ def _profile_of(sources: list[Path]) -> str:
             if profile:
                 return profile
     raise CommandError(f"no record in {' '.join(map(str, sources))}: tune first, or check the paths")
+
+
+def _open_to_read(path: Path) -> BinaryIO:
+    from ktlib_generator.store.files import READ, StoreError, explain_os_error
+
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise StoreError(explain_os_error(READ, path, error)) from error
 
 
 @contextlib.contextmanager

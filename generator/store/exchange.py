@@ -8,8 +8,8 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterable
-from typing import Any, TextIO
+from collections.abc import Iterator
+from typing import Any, BinaryIO, TextIO
 
 from ktlib.canonical import canonical_json
 from ktlib_generator.store.hdf5 import write_database
@@ -19,13 +19,14 @@ from ktlib_generator.values import Record
 
 EXPORT_FORMAT = "ktlib-tuning-export"
 EXPORT_VERSION = 1
+MAX_LINE_BYTES = 64 << 20
 
 
 def export_json(path: str | os.PathLike[str], stream: TextIO) -> None:
     """Write the whole database at `path` to `stream`; `import_json` of that gives an equal database.
 
     Raises:
-        DatabaseError: the database cannot be read.
+        DatabaseError: the database cannot be read, or holds a value too long to be imported again.
     """
     database = read_database(path)
     header = {
@@ -42,10 +43,11 @@ def export_json(path: str | os.PathLike[str], stream: TextIO) -> None:
     _write(stream, {"end": len(database.records), "content_sha256": database.content_sha256})
 
 
-def import_json(stream: Iterable[str], path: str | os.PathLike[str], *, name: str = "import") -> None:
+def import_json(stream: BinaryIO, path: str | os.PathLike[str], *, name: str = "import") -> None:
     """Write the database that `stream` describes to `path`; `name` stands for the stream in messages.
 
-    Nothing is written unless the stream is whole and its content has the sha256 that its end states.
+    Nothing is written unless the stream is whole and its content has the sha256 that its end states. No
+    line is held beyond the limit, so a stream that is no export is refused before it fills memory.
 
     Raises:
         StoreError: naming the line that is wrong, or the path that cannot be written.
@@ -54,7 +56,7 @@ def import_json(stream: Iterable[str], path: str | os.PathLike[str], *, name: st
     binaries: dict[str, bytes] = {}
     header: dict[str, Any] = {}
     end: dict[str, Any] = {}
-    for number, line in enumerate(stream, start=1):
+    for number, line in enumerate(_lines(stream, name), start=1):
         try:
             data = json.loads(line)
             if not isinstance(data, dict):
@@ -72,7 +74,10 @@ def import_json(stream: Iterable[str], path: str | os.PathLike[str], *, name: st
             else:
                 raise ValueError(f"unknown line with the fields {sorted(data)}")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DatabaseError(f"{name}:{number}: {error}; nothing was imported") from error
+            raise DatabaseError(
+                f"{name}:{number}: {error}; a file to import must come from `ktlib-build export`; nothing was"
+                " imported"
+            ) from error
     if not end:
         raise DatabaseError(f"{name}: the end line is missing: cut off; export again")
     found = content_sha256(
@@ -97,5 +102,22 @@ def _header(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
+def _lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    number = 0
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise DatabaseError(
+                f"{name}:{number}: longer than {MAX_LINE_BYTES} bytes; a file to import must come from"
+                " `ktlib-build export`; nothing was imported"
+            )
+        yield line
+
+
 def _write(stream: TextIO, value: dict[str, Any]) -> None:
-    stream.write(canonical_json(value) + "\n")
+    line = canonical_json(value) + "\n"  # ASCII, so characters are bytes
+    if len(line) > MAX_LINE_BYTES:
+        raise DatabaseError(
+            f"a line of {len(line)} bytes, import takes at most {MAX_LINE_BYTES}; copy the .h5 instead"
+        )
+    stream.write(line)

@@ -18,6 +18,7 @@ from pathlib import Path
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 TEMPORARY_PREFIX = ".ktlib-"
+READ = "read"
 LOCK_WAIT_S = 60.0
 
 
@@ -34,6 +35,8 @@ def explain_os_error(action: str, path: str | os.PathLike[str], error: OSError) 
     """Say what failed on which path, why, and what to do about it."""
     if error.errno in FULL_DISK:
         advice = "free space on that file system (or raise the quota or file size limit) and run again"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and action == READ:
+        advice = "you may not read it: change its permissions, or run as a user who may"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         advice = "choose a folder you may write to, or change its permissions"
     elif error.errno == errno.ENOENT:
@@ -63,7 +66,7 @@ def read_whole(path: str | os.PathLike[str], max_bytes: int) -> bytes:
                 raise StoreError(f"{shown(path)}: {facts.st_size} bytes; the limit is {max_bytes}")
             data = file.read(max_bytes + 1)
     except OSError as error:
-        raise StoreError(explain_os_error("read", path, error)) from error
+        raise StoreError(explain_os_error(READ, path, error)) from error
     except ValueError as error:
         if isinstance(error, StoreError):
             raise

@@ -17,6 +17,7 @@ from ktlib.problem import Problem
 from ktlib_generator.store.files import StoreError, read_whole, shown
 from ktlib_generator.store.hdf5_guard import Content, read_content
 from ktlib_generator.store.schema import (
+    ASK_VERIFY,
     MAX_FILE_BYTES,
     Database,
     DatabaseError,
@@ -66,7 +67,7 @@ def decode_database(where: str, data: bytes) -> Database:
 def verify(path: str | os.PathLike[str]) -> list[str]:
     """Return everything that is wrong with a database, one line each; empty when it is sound.
 
-    Goes on behind a broken seal to name the damaged entries.
+    Goes on behind a broken seal to name the damaged entries, or says that none is.
     """
     where = shown(path)
     findings: list[str] = []
@@ -75,10 +76,16 @@ def verify(path: str | os.PathLike[str]) -> list[str]:
         try:
             check_seal(where, data)
         except DatabaseError as error:
-            findings.append(str(error))
+            findings.append(str(error).removesuffix(ASK_VERIFY))
+        broken_seal = len(findings)
         database = _decode(where, data, findings)
         if not database.records:
             findings.append(f"{where}: holds no records")
+        if broken_seal and len(findings) == broken_seal:
+            findings.append(
+                f"{where}: every entry was read and is sound: the damage is in the seal or in unused bytes;"
+                " restore the file, or merge its runs again"
+            )
     except DatabaseError as error:
         if str(error) not in findings:
             findings.append(str(error))

@@ -30,6 +30,8 @@ MAX_INFLATION = 1000
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
+ASK_VERIFY = "; `ktlib-build verify` names what is damaged"
+
 
 class DatabaseError(StoreError):
     """A database cannot be read or written; the text begins with its path."""
@@ -220,8 +222,8 @@ def check_seal(path: str, data: bytes) -> None:
         )
     if bytes_fingerprint(bytes(body)) != match[4].decode("ascii"):
         raise DatabaseError(
-            f"{path}: sha256 of the file differs from its seal: damaged, or changed by another tool;"
-            " `ktlib-build verify` names what is damaged"
+            f"{path}: sha256 of the file differs from its seal: damaged, or changed by another tool"
+            + ASK_VERIFY
         )
 
 

@@ -108,7 +108,7 @@ def test_export_and_import_give_the_same_file_byte_for_byte(tmp_path: Path) -> N
     path = write_sample(tmp_path / "a.h5")
     stream = io.StringIO()
     export_json(path, stream)
-    import_json(io.StringIO(stream.getvalue()), tmp_path / "b.h5")
+    import_json(io.BytesIO(stream.getvalue().encode("ascii")), tmp_path / "b.h5")
     assert (tmp_path / "b.h5").read_bytes() == path.read_bytes()
 
 
@@ -129,7 +129,7 @@ def test_an_import_that_is_cut_off_or_changed_writes_nothing(tmp_path: Path) -> 
     ]
     for text, reason in cases:
         with pytest.raises(DatabaseError, match=reason):
-            import_json(io.StringIO(text), tmp_path / "b.h5")
+            import_json(io.BytesIO(text.encode("ascii")), tmp_path / "b.h5")
     assert not (tmp_path / "b.h5").exists()
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import os
 import re
 import shutil
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import ktlib
 from ktlib import _core, env
+from ktlib.problem import Choice
 
 try:
     import tomllib
@@ -77,6 +82,77 @@ def test_the_generator_finds_its_kernel_sources(checkout: Path) -> None:
 def test_readme_lists_the_environment_variables_that_the_code_reads(readme: str) -> None:
     documented = re.findall(r"^\| `(KTLIB_\w+)` \| (.+?) \| (.+?) \|$", readme, re.MULTILINE)
     assert documented == [(v.name, v.default, v.meaning) for v in env.VARIABLES]
+
+
+def test_readme_explains_every_extra_and_no_other(project: dict[str, Any], readme: str) -> None:
+    section = readme.split("\n## Install\n", 1)[1].split("\n## ", 1)[0]
+    documented = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert sorted(documented) == sorted(project["project"]["optional-dependencies"])
+
+
+def test_the_tests_get_the_compiler_that_built_the_shipped_kernels(project: dict[str, Any]) -> None:
+    extras = project["project"]["optional-dependencies"]
+    pins = dict(pin.split("==") for pin in extras["nvcc"])
+    assert {"nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime"} <= set(pins)
+    assert "ktlib[nvcc]" in extras["test"]
+
+
+def test_readme_shows_the_example_as_it_is_shipped(checkout: Path, readme: str) -> None:
+    example = (checkout / "benchmarks" / "example.py").read_text()
+    assert re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL) == [example]
+
+
+def test_readme_shows_what_the_example_prints(checkout: Path, readme: str) -> None:
+    (shown,) = re.findall(r"it prints:\n\n```\n(.*?)```", readme, re.DOTALL)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("KTLIB_")}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, str(checkout / "benchmarks" / "example.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "True"
+    assert len(lines) == 4
+    if _core.cpu_archs()[0] != "cpu-x86_64_v4":
+        pytest.skip("README's output is that of the database of another CPU")
+    assert done.stdout == shown
+
+
+def test_packs_made_beside_the_databases_neither_rebuild_nor_enter_git(checkout: Path) -> None:
+    (sources,) = re.findall(r"^SOURCES := (.+)$", (checkout / "Makefile").read_text(), re.MULTILINE)
+    assert "find tuning_db -name '*.h5'" in sources
+    assert "/tuning_db/*.ktpack" in (checkout / ".gitignore").read_text().splitlines()
+
+
+def demo(checkout: Path) -> ModuleType:
+    path = checkout / "benchmarks" / "demo.py"
+    spec = importlib.util.spec_from_file_location("demo_under_test", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_demo_says_why_a_vendor_call_whose_kernel_measured_faster_is_the_vendors(checkout: Path) -> None:
+    short = demo(checkout).short_reason
+    reason = "vendor: tuned entry 8x8x8:nn:fp32: best kernel 1.00 us against 1.01 us for the vendor"
+    assert short(Choice("", "vendor", reason, latency_us=1.0, vendor_us=1.01)) == "within the noise"
+    assert short(Choice("", "vendor", reason, latency_us=1.2, vendor_us=1.01)) == "vendor faster"
+    assert short(Choice("", "vendor", "vendor: no database fits")) == "no database fits"
+    assert short(Choice("f/dtype=fp32,layout=nt,tile_m=8/a", "exact", "tuned")) == "tile_m=8"
+
+
+def test_demo_lines_are_no_wider_than_the_terminal(checkout: Path) -> None:
+    module = demo(checkout)
+    rows = [
+        module.Row("128x128x128:nt:fp16", "numpy", "long " * 40, "vendor", 12345.67, 9999.99, 1e-7),
+        module.Row("8x8x8:nn:fp32", "torch", "vendor faster", "vendor", 1.0, 2.0, 1e-7),
+    ]
+    for columns in (90, 120):
+        lines = module.table(rows, columns)
+        assert len(lines) == 3
+        assert max(map(len, lines)) <= columns
+    assert lines[2].endswith("vendor faster")
 
 
 def test_names_in_code_avoid_the_words_that_the_vocabulary_forbids(checkout: Path, readme: str) -> None:
