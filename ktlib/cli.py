@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -54,7 +55,11 @@ tiers
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status: 0, or 2 when the arguments make no sense."""
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    for word in words:
+        if re.match(r"-\d", word):  # argparse would take it for an option
+            return _refuse(words[0], f"{word!r} is negative; extents are whole numbers from 0")
+    arguments = parser.parse_args(words)
     if arguments.command is None:
         parser.print_help()
         return 0
@@ -66,23 +71,31 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(json.dumps(found, indent=2) if arguments.json else _info_text(found))
             else:
                 problem, device = Problem.parse(arguments.problem), arguments.device or _default_device()
+                device = "cuda:0" if device == "cuda" else device
                 choice = explain(problem, device)
                 print(choice if arguments.json else _choice_text(problem, device, choice))
         except ValueError as error:
-            print(f"ktlib {arguments.command}: {error}", file=sys.stderr)
-            return 2
+            return _refuse(arguments.command, str(error))
     return 0
+
+
+def _refuse(command: str, reason: str) -> int:
+    print(f"ktlib {command}: {reason}", file=sys.stderr)
+    return 2
 
 
 def explain(problem: Problem, device: str) -> Choice:
     """Return the choice for a problem whose operands are laid out as it says, on `cpu` or `cuda:<index>`.
 
     Raises:
-        ValueError: the device has another name, or KTLIB_DISABLE another value than 0 or 1.
+        ValueError: the device has another name or is not here, or KTLIB_DISABLE is neither 0 nor 1.
     """
     packs.ensure_loaded()
     if env.disabled():
-        return Choice("", "vendor", f"vendor: {env.DISABLE.name}=1")
+        return Choice("", "vendor", f"kernels are switched off ({env.DISABLE.name}=1)")
+    missing = _why_missing(device)
+    if missing:
+        raise ValueError(f"device {device!r} cannot be used here: {missing}. For the CPU: --device cpu")
     call = problem.to_dict() | {"align_ab": _operand_align(problem), "device": device}
     return Choice.from_dict(_core.explain(call))
 
@@ -98,7 +111,10 @@ def info() -> dict[str, Any]:
         "gpus": _gpus(),
         "gpu_missing": _core.cuda_status(),
         "databases": [_database(path) for path in packs.search_path()],
-        "variables": [{"name": v.name, "value": v.value(), "meaning": v.meaning} for v in env.VARIABLES],
+        "variables": [
+            {"name": v.name, "value": v.value(), "meaning": v.meaning, "problem": env.problem_of(v)}
+            for v in env.VARIABLES
+        ],
     }
 
 
@@ -116,13 +132,21 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=raw,
     )
     why.add_argument("problem", help="MxNxK[:layout[:dtype]], for example 4096x4096x1024:nt:bf16")
-    why.add_argument("--device", help="cuda:0 or cpu; left out, the first GPU if there is one")
+    why.add_argument("--device", help="cpu, or cuda for cuda:0; left out, the first GPU if there is one")
     why.add_argument("--json", action="store_true", help="the choice as JSON")
     return parser
 
 
 def _default_device() -> str:
     return "cpu" if _core.cuda_status() or _core.cuda_device_count() == 0 else "cuda:0"
+
+
+def _why_missing(device: str) -> str:
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not index.isdecimal():
+        return ""
+    have = _core.cuda_device_count()
+    return _core.cuda_status() or ("" if int(index) < have else f"there are {have} CUDA devices")
 
 
 def _operand_align(problem: Problem) -> int:
@@ -156,16 +180,9 @@ def _database(path: str) -> dict[str, Any]:
         "kernels": len(pack["kernels"]),
         "entries": len(pack["entries"]),
         "won": sum(bool(entry["kernel"]) for entry in pack["entries"]),
-        "devices": {name: _misfit(path, device) for name, device in fits.items()},
-        "refused": "" if fits else f"it is for a GPU, and there is none here: {_core.cuda_status()}",
+        "devices": {name: packs.misfit(path, device) for name, device in fits.items()},
+        "refused": "" if fits else "it is for a GPU, and there is none here",
     }
-
-
-def _misfit(path: str, device: dict[str, Any]) -> str:
-    """Ask the selection code itself; it names the path and the reason when a pack does not fit."""
-    call = {"m": 1, "n": 1, "k": 1, "layout": "nn", "dtype": "fp32"}
-    reason: str = _core.find_choice([path], device, call)["reason"]
-    return reason.partition(f"{path}: ")[2] if reason.startswith("vendor: no database fits") else ""
 
 
 def _info_text(found: dict[str, Any]) -> str:
@@ -187,7 +204,11 @@ def _info_text(found: dict[str, Any]) -> str:
     if not found["databases"]:
         lines.append(f"  none: no .ktpack in {packs.SHIPPED} and none named by {env.DB_PATH.name}")
     lines += ["", "environment variables"]
-    lines += [f"  {v['name']:16} {v['value'] or '(not set)':12} {v['meaning']}" for v in found["variables"]]
+    for variable in found["variables"]:
+        name, value = variable["name"], variable["value"] or "(not set)"
+        lines.append(f"  {name:16} {value:12} {variable['meaning']}")
+        if variable["problem"]:
+            lines.append(f"  {'':16} refused, and so is every product: {variable['problem']}")
     return "\n".join(lines)
 
 
@@ -211,7 +232,9 @@ def _choice_text(problem: Problem, device: str, choice: Choice) -> str:
     lines.append(f"kernel    {choice.kernel or 'none, the vendor library'}")
     lines.append(f"reason    {choice.reason}")
     if choice.latency_us is not None and choice.vendor_us is not None:
-        lines.append(f"measured  {choice.latency_us:.4g} us, vendor {choice.vendor_us:.4g} us")
+        elsewhere = choice.tier == "near" or choice.reason.startswith("nearest tuned problem")
+        whose = ", on the tuned problem that the reason names" if elsewhere else ""
+        lines.append(f"measured  {choice.latency_us:.4g} us, vendor {choice.vendor_us:.4g} us{whose}")
     if choice.launch:
         lines.append("launch    " + ", ".join(f"{name}={value}" for name, value in choice.launch))
     if choice.database:

@@ -57,6 +57,16 @@ def disabled() -> bool:
     return value == "1"
 
 
+def problem_of(variable: Variable) -> str:
+    """Say what is wrong with a variable's value; empty when nothing is known to be."""
+    if variable is DISABLE:
+        try:
+            disabled()
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
 def libcuda() -> str:
     """Return the path of the CUDA driver library; empty for the system's."""
     return LIBCUDA.value()

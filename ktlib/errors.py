@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-ACCEPTED = "two torch tensors, two CuPy arrays or two NumPy arrays of dtype fp16, bf16, fp32 or fp64"
+ACCEPTED = (
+    "two torch tensors, two CuPy arrays or two NumPy arrays of dtype fp16, bf16, fp32 or fp64, both alike"
+)
 
 
 class KtlibWarning(RuntimeWarning):
     """Something is missing or broken, and the vendor's library does the work instead."""
+
+
+def in_the_name_of(function: str, error: TypeError | ValueError) -> TypeError | ValueError:
+    """Return the error below, said by `function` instead of by matmul."""
+    return type(error)(f"{function}:{str(error).removeprefix('matmul:')}")
 
 
 def not_arrays(types: Sequence[str]) -> TypeError:

@@ -63,6 +63,10 @@ class Library(Protocol):
         """`fp16`, `bf16`, `fp32` or `fp64`; the library's own name for every other dtype."""
         ...
 
+    def casts(self, array: Any) -> bool:
+        """Whether the library's product brings operands on this device to one dtype itself just now."""
+        ...
+
     def device(self, array: Any) -> str: ...
 
     def same_device(self, a: Any, b: Any) -> bool: ...
@@ -112,6 +116,14 @@ class _Torch:
             known = self._names[array.dtype] = _SHORT.get(name, name)
         return known
 
+    def casts(self, array: Any) -> bool:
+        import torch
+
+        try:
+            return bool(torch.is_autocast_enabled(array.device.type))
+        except RuntimeError:  # a kind of device that autocast does not know
+            return False
+
     def device(self, array: Any) -> str:
         return str(array.device)
 
@@ -122,10 +134,17 @@ class _Torch:
         return bool(array.is_contiguous())
 
     def memory(self, array: Any) -> Memory | None:
+        import torch
+
+        if type(array).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            return None  # a fake tensor or another wrapper: asking for its address is an error
         try:
+            address = array.data_ptr()
+            if address == 0:  # a meta tensor, or nothing in it
+                return None
             size = array.element_size()
             strides = tuple([size * s for s in array.stride()])
-            return Memory(array.data_ptr(), tuple(array.shape), strides, size)
+            return Memory(address, tuple(array.shape), strides, size)
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
             return None
 
@@ -158,12 +177,24 @@ class _Torch:
 class _NumpyLike:
     """NumPy's attributes, which CuPy shares."""
 
+    def __init__(self) -> None:
+        self._names: dict[Any, str] = {}
+
     def shape(self, array: Any) -> tuple[int, ...]:
         return tuple(array.shape)
 
     def dtype(self, array: Any) -> str:
-        name = str(array.dtype.name) if array.dtype.isnative else str(array.dtype)
-        return _SHORT.get(name, name)
+        dtype = array.dtype
+        known = self._names.get(dtype)
+        if known is None:  # NumPy takes microseconds to spell a name
+            name = str(dtype.name) if dtype.isnative else str(dtype)
+            if name not in _SHORT:
+                return name
+            known = self._names[dtype] = _SHORT[name]
+        return known
+
+    def casts(self, array: Any) -> bool:
+        return False
 
 
 class _Numpy(_NumpyLike):
@@ -255,6 +286,10 @@ def _addresses(memory: Memory) -> Any:
 
 def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the shape two batch shapes broadcast to; None when they do not."""
+    if a == b or not b:
+        return a
+    if not a:
+        return b
     width = max(len(a), len(b))
     pairs = zip((1,) * (width - len(a)) + a, (1,) * (width - len(b)) + b, strict=True)
     merged = []

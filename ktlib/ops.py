@@ -51,7 +51,10 @@ def explain(a: Any, b: Any, out: Any = None) -> Choice:
     packs.ensure_loaded()
     reason, data = _core.explain_call(a, b, out)
     if reason:
-        library, shape = _check(a, b, out)
+        try:
+            library, shape = _check(a, b, out)
+        except (TypeError, ValueError) as error:
+            raise errors.in_the_name_of("explain", error) from None
         if reason == _NOT_MATRICES:
             folded = _fold(library, a, b, out, shape)
             if folded is not None:
@@ -86,9 +89,9 @@ def _check(a: Any, b: Any, out: Any) -> tuple[Library, tuple[int, ...]]:
     library = library_of(a)
     if library is None or library_of(b) is not library:
         raise errors.not_arrays([_type_name(a), _type_name(b)])
-    names = [library.dtype(a), library.dtype(b)]
-    if names[0] != names[1] or names[0] not in _DTYPES:
-        raise errors.bad_dtypes(names)
+    dtype, dtype_b = library.dtype(a), library.dtype(b)
+    if dtype not in _DTYPES or (dtype != dtype_b and not (dtype_b in _DTYPES and library.casts(a))):
+        raise errors.bad_dtypes([dtype, dtype_b])
     if not library.same_device(a, b):
         raise errors.bad_devices([library.device(a), library.device(b)])
     shape = result_shape(library.shape(a), library.shape(b))

@@ -29,9 +29,10 @@ def ensure_loaded() -> None:
     with _lock:
         if _loaded:
             return
+        enabled = not env.disabled()  # before anything is loaded: a wrong value is refused by every call
         paths, problems = _layers()
         problems += _core.set_packs(paths)
-        _core.set_enabled(not env.disabled())
+        _core.set_enabled(enabled)
         _loaded = True
     for problem in problems:
         warnings.warn(f"database not used: {problem}", KtlibWarning, stacklevel=3)
@@ -40,16 +41,22 @@ def ensure_loaded() -> None:
 def load_database(path: str | os.PathLike[str]) -> None:
     """Put a pack in front of all others, for calls from now on.
 
+    One made for no device of this machine is put there too, with a warning.
+
     Raises:
         ValueError: the file is not a pack that can be used; the packs in use stay.
     """
     ensure_loaded()
-    _core.pack_info(path)
+    pack = _core.pack_info(path)
     with _lock:
         others = [pack["path"] for pack in _core.packs() if pack["path"] != os.fspath(path)]
         problems = _core.set_packs([path, *others])
     for problem in problems:
         warnings.warn(f"database not used: {problem}", KtlibWarning, stacklevel=2)
+    here = _why_for_nothing_here(pack)
+    if here:
+        text = f"database loaded, but nothing here uses it: {pack['path']} is for {pack['profile']}, {here}"
+        warnings.warn(text, KtlibWarning, stacklevel=2)
 
 
 def databases() -> list[dict[str, Any]]:
@@ -61,6 +68,13 @@ def databases() -> list[dict[str, Any]]:
 def search_path() -> list[str]:
     """Return the path of every pack that is looked at, first searched first, usable or not."""
     return _layers()[0]
+
+
+def misfit(path: str, device: dict[str, Any]) -> str:
+    """Say why a pack is not used on a device; empty when it is. Asks the selection code itself."""
+    call = {"m": 1, "n": 1, "k": 1, "layout": "nn", "dtype": "fp32"}
+    reason: str = _core.find_choice([path], device, call)["reason"]
+    return reason.partition(f"{path}: ")[2] if reason.startswith("no database fits") else ""
 
 
 def preload(device: int | None = None) -> int:
@@ -82,6 +96,23 @@ def preload(device: int | None = None) -> int:
         for failure in failures:
             warnings.warn(failure, KtlibWarning, stacklevel=2)
     return count
+
+
+def _why_for_nothing_here(pack: dict[str, Any]) -> str:
+    """What this machine has instead of the pack's device; empty when that may be here.
+
+    Does not open the CUDA driver, which a process must not do before it forks.
+    """
+    if pack["device_kind"] == "cpu":
+        archs = _core.cpu_archs()
+        return "" if pack["arch"] in archs else f"this CPU runs {', '.join(archs)}"
+    import ctypes
+
+    try:
+        ctypes.CDLL(env.libcuda() or env.LIBCUDA.default)
+    except OSError as error:
+        return f"and there is no CUDA driver here ({error})"
+    return ""
 
 
 def _layers() -> tuple[list[str], list[str]]:

@@ -23,6 +23,8 @@ MAX_ALIGN_BYTES = 16
 MAX_EXTENT = 2**31 - 1
 
 _SHAPE = re.compile(r"^(\d+)x(\d+)x(\d+)$")
+_OTHER_NAMES = {"half": "fp16", "float16": "fp16", "f16": "fp16", "bfloat16": "bf16"}
+_OTHER_NAMES |= {"float": "fp32", "float32": "fp32", "f32": "fp32", "single": "fp32"}
 
 
 def alignment_bytes(*byte_multiples: int) -> int:
@@ -32,6 +34,14 @@ def alignment_bytes(*byte_multiples: int) -> int:
         while value % align:
             align //= 2
     return align
+
+
+def _did_you_mean(got: object, allowed: tuple[str, ...]) -> str:
+    name = str(got).lower().removeprefix("torch.")
+    name = _OTHER_NAMES.get(name, name)
+    if name in allowed:
+        return f"; did you mean {name}?"
+    return f"; a layout comes before it: nn:{name}" if name in DTYPES else ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,7 @@ class Problem:
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"problem: {name} {getattr(self, name)!r} is unknown (have: {', '.join(allowed)})"
+                    + _did_you_mean(getattr(self, name), allowed)
                 )
         if self.accumulate == "fp16" and self.dtype != "fp16":
             raise ValueError(f"problem: accumulate fp16 needs dtype fp16, got {self.dtype}")
@@ -138,7 +149,9 @@ class Problem:
         shape, *rest = text.strip().split(":")
         match = _SHAPE.match(shape)
         if match is None:
-            raise ValueError(f"problem {text!r}: {shape!r} is not MxNxK; expected {form}")
+            which = f"{text!r} is" if shape == text else f"{text!r}: {shape!r} is"
+            meant = f"; did you mean {shape.lower()}?" if _SHAPE.match(shape.lower()) else ""
+            raise ValueError(f"problem {which} not MxNxK{meant or '; expected ' + form}")
         m, n, k = (int(group) for group in match.groups())
         values: dict[str, Any] = {}
         for position, part in enumerate(rest):

@@ -243,25 +243,35 @@ const EntryRecord* Index::Impl::nearest_at_any_distance(const Call& call) const 
 
 namespace {
 
+// Why a kernel that looks faster was not taken. The packer decided; its rule asks for more than the noise.
+const char* refusal_text(const EntryRecord& entry) {
+  if (entry.latency_us >= entry.vendor_us) return "; the vendor was faster";
+  if (entry.vendor_us / entry.latency_us - 1.0 <= 2.0 * entry.noise)
+    return "; the vendor was chosen because the gain is not more than twice the noise";
+  return "; the vendor was chosen because the gain is too small or its measurement too noisy";
+}
+
 std::string numbers_text(const EntryRecord& entry, bool kernel_won) {
   if (!kernel_won && entry.latency_us == 0)
     return concat("none of ", entry.candidates, " candidates gave a right result, ",
                   microseconds(entry.vendor_us), " for the vendor");
   char noise[32];
   std::snprintf(noise, sizeof noise, "%.1f%%", entry.noise * 100.0);
-  return concat(kernel_won ? "" : "best kernel ", microseconds(entry.latency_us), " against ",
-                microseconds(entry.vendor_us), " for the vendor, noise ", noise);
+  return concat(kernel_won ? "its kernel took " : "its best kernel took ", microseconds(entry.latency_us),
+                " against ", microseconds(entry.vendor_us), " for the vendor, noise ", noise,
+                kernel_won ? "" : refusal_text(entry));
 }
 
-// "m=4097, k=1000 -> tuned 4096x4096x1024:nn:fp16", naming only the extents that differ.
+// "nearest tuned problem 4096x4096x1024:nn:fp16 (m 4097 -> 4096, k 1000 -> 1024)", naming only the extents
+// that differ.
 std::string origin_text(const Call& call, const EntryRecord& entry) {
-  std::string asked;
+  std::string changes;
   for (const auto& [name, got, has] : {std::tuple("m", call.m, entry.m), std::tuple("n", call.n, entry.n),
                                        std::tuple("k", call.k, entry.k)}) {
-    if (got != has) asked += concat(asked.empty() ? "" : ", ", name, "=", got);
+    if (got != has) changes += concat(changes.empty() ? "" : ", ", name, " ", got, " -> ", has);
   }
-  return concat(asked.empty() ? "" : asked + " -> ", asked.empty() ? "tuned entry " : "tuned ",
-                problem_text(entry));
+  if (changes.empty()) return concat("tuned problem ", problem_text(entry));
+  return concat("nearest tuned problem ", problem_text(entry), " (", changes, ")");
 }
 
 }  // namespace
@@ -274,33 +284,31 @@ std::string Index::explain(const Call& call, const Choice& choice) const {
     if (choice.kernel != nullptr)
       return concat(origin, ": ", numbers_text(*choice.entry, true), other_device);
     if (choice.vendor_reason == VendorReason::vendor_faster)
-      return concat("vendor: ", origin, ": ", numbers_text(*choice.entry, false), other_device);
+      return concat(origin, ": ", numbers_text(*choice.entry, false), other_device);
     const KernelRecord& kernel = choice.pack->kernels()[choice.entry->kernel];
-    return concat("vendor: ", origin, ": its kernel ", choice.pack->name(kernel),
-                  " needs A and B aligned to ", kernel.min_align_bytes, " bytes and k a multiple of ",
-                  kernel.k_multiple, ", got ", uint32_t{call.align_ab}, " bytes and k=", call.k);
+    return concat(origin, ": its kernel ", choice.pack->name(kernel), " needs A and B aligned to ",
+                  kernel.min_align_bytes, " bytes and k a multiple of ", kernel.k_multiple, ", got ",
+                  uint32_t{call.align_ab}, " bytes and k=", call.k);
   }
   if (choice.vendor_reason == VendorReason::no_database) {
-    std::string text = concat("vendor: no database fits ", impl.device_text());
+    std::string text = concat("no database fits ", impl.device_text());
     if (impl.rejected.empty()) text += "; none is loaded";
     for (const std::string& line : impl.rejected) text += "; " + line;
     return text;
   }
   const bool empty = call.m == 0 || call.n == 0 || call.k == 0;
   if (empty || call.batch != 1)
-    return concat("vendor: no kernel takes ", empty ? "an empty product" : "a batch", ", got m=", call.m,
+    return concat("no kernel takes ", empty ? "an empty product" : "a batch", ", got m=", call.m,
                   " n=", call.n, " k=", call.k, " batch=", call.batch);
   const uint32_t cls = class_of(call);
   if (cls == kNone || choice.vendor_reason == VendorReason::unsupported) {
-    if (cls == kNone)
-      return concat("vendor: dtype, layout, epilogue or align (", int{call.align}, ") is unknown");
-    return concat("vendor: nothing of ", name_of(kLayoutNames, call.layout), " ",
-                  name_of(kDtypeNames, call.dtype), " accumulate ",
-                  name_of(kAccumulateNames, call.accumulate), " epilogue ",
+    if (cls == kNone) return concat("dtype, layout, epilogue or align (", int{call.align}, ") is unknown");
+    return concat("nothing of ", name_of(kLayoutNames, call.layout), " ", name_of(kDtypeNames, call.dtype),
+                  " accumulate ", name_of(kAccumulateNames, call.accumulate), " epilogue ",
                   name_of(kEpilogueNames, call.epilogue), " is tuned");
   }
   const EntryRecord* nearest = impl.nearest_at_any_distance(call);
-  return concat("vendor: no tuned problem of ", name_of(kLayoutNames, call.layout), " ",
+  return concat("no tuned problem of ", name_of(kLayoutNames, call.layout), " ",
                 name_of(kDtypeNames, call.dtype), " aligned to ", int{call.align},
                 " bytes within a factor 2 of ", call.m, "x", call.n, "x", call.k, " (nearest: ",
                 nearest == nullptr ? std::string("none at this alignment") : problem_text(*nearest), ")");

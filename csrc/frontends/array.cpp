@@ -34,6 +34,10 @@ const char* reason_text(Reason reason) {
       return "an operand has no unit stride, or is expanded, reversed or larger than 2^31";
     case Reason::needs_grad:
       return "an operand requires a gradient";
+    case Reason::autocast:
+      return "torch.autocast is on, so torch picks the dtype";
+    case Reason::dispatch_mode:
+      return "a torch dispatch mode is on (fake tensors, a tracer or a counter)";
     case Reason::negative_bit:
       return "an operand is a lazily negated view";
     case Reason::not_exportable:

@@ -33,6 +33,8 @@ enum class Reason : uint8_t {
   empty,
   strides,
   needs_grad,
+  autocast,
+  dispatch_mode,
   negative_bit,
   not_exportable,
   out,

@@ -1,6 +1,7 @@
 #include "frontends/numpy.hpp"
 
 #include <cstring>
+#include <initializer_list>
 
 namespace ktlib::frontends::numpy {
 namespace {
@@ -9,6 +10,26 @@ PyTypeObject* ndarray = nullptr;
 PyObject* empty_function = nullptr;
 PyObject* matmul_function = nullptr;
 PyObject* dtype_name = nullptr;  // interned "dtype"
+
+// The head of an array in NumPy's binary interface, which extensions compile in: the same from 1.7 through 2.
+// Exporting a buffer takes 70 ns and more, as it spells the format anew each time.
+struct ArrayObject {
+  PyObject_HEAD;
+  char* data;
+  int ndim;
+  const Py_ssize_t* shape;
+  const Py_ssize_t* strides;
+  PyObject* base;
+  PyObject* dtype;
+  int flags;
+};
+constexpr unsigned kWriteable = 0x0400, kWarnOnWrite = 1u << 31;
+// The objects that every plain array of the dtype shares; null: only buffers are read. Another object may
+// mean the same; such arrays are read through a buffer.
+PyObject* fp32_dtype = nullptr;
+PyObject* fp16_dtype = nullptr;
+
+void find_dtypes(PyObject* module);
 
 void find_numpy() {
   PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "numpy");  // borrowed
@@ -22,6 +43,7 @@ void find_numpy() {
     return;
   }
   ndarray = reinterpret_cast<PyTypeObject*>(type);
+  find_dtypes(module);
 }
 
 // Native byte order only: NumPy spells the other one with a prefix.
@@ -51,14 +73,7 @@ Reason convert(const Py_buffer& view, Array* out) {
   return Reason::none;
 }
 
-}  // namespace
-
-bool is_array_type(PyTypeObject* type) {
-  if (ndarray == nullptr) find_numpy();
-  return type == ndarray && type != nullptr;
-}
-
-Reason read(PyObject* array, bool writable, Array* out) {
+Reason read_buffer(PyObject* array, bool writable, Array* out) {
   Py_buffer view;
   if (PyObject_GetBuffer(array, &view, PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) != 0) {
     PyErr_Clear();
@@ -68,6 +83,80 @@ Reason read(PyObject* array, bool writable, Array* out) {
   PyBuffer_Release(&view);
   return reason;
 }
+
+// False when a buffer has to be asked for: another dtype, odd strides or an unwilling output.
+bool read_directly(PyObject* object, bool writable, Array* out) {
+  const auto* array = reinterpret_cast<const ArrayObject*>(object);
+  if (array->dtype != fp32_dtype && array->dtype != fp16_dtype) return false;
+  const auto flags = static_cast<unsigned>(array->flags);
+  if (array->ndim != 2 || (writable && ((flags & kWriteable) == 0 || (flags & kWarnOnWrite) != 0))) {
+    return false;
+  }
+  out->dtype = array->dtype == fp32_dtype ? Dtype::fp32 : Dtype::fp16;
+  const Py_ssize_t size = element_bytes(out->dtype);
+  out->device_kind = DeviceKind::cpu;
+  out->device = 0;
+  out->address = reinterpret_cast<uint64_t>(array->data);
+  out->shape[0] = array->shape[0];
+  out->shape[1] = array->shape[1];
+  const Py_ssize_t odd = static_cast<Py_ssize_t>(out->address) | array->strides[0] | array->strides[1];
+  if ((odd & (size - 1)) != 0) return false;
+  out->strides[0] = array->strides[0] / size;
+  out->strides[1] = array->strides[1] / size;
+  return true;
+}
+
+bool same(const Array& a, const Array& b) {
+  return a.address == b.address && a.shape[0] == b.shape[0] && a.shape[1] == b.shape[1] &&
+         a.strides[0] == b.strides[0] && a.strides[1] == b.strides[1] && a.dtype == b.dtype;
+}
+
+// Whether a sample of the dtype, as made, transposed and read-only, reads directly as through a buffer.
+bool reads_alike(PyObject* dtype) {
+  PyObject* sample = PyObject_CallFunction(empty_function, "((ii)O)", 3, 5, dtype);
+  PyObject* turned = sample == nullptr ? nullptr : PyObject_GetAttrString(sample, "T");
+  bool alike = turned != nullptr;
+  for (PyObject* one : {sample, turned}) {
+    Array direct, buffer;
+    alike = alike && ndarray == Py_TYPE(one) && reinterpret_cast<ArrayObject*>(one)->ndim == 2 &&
+            read_directly(one, true, &direct) && read_buffer(one, true, &buffer) == Reason::none &&
+            same(direct, buffer);
+  }
+  PyObject* done = alike ? PyObject_CallMethod(sample, "setflags", "i", 0) : nullptr;
+  Array ignored;
+  alike = done != nullptr && !read_directly(sample, true, &ignored) && read_directly(sample, false, &ignored);
+  Py_XDECREF(done);
+  Py_XDECREF(turned);
+  Py_XDECREF(sample);
+  PyErr_Clear();
+  return alike;
+}
+
+void find_dtypes(PyObject* module) {
+  if (ndarray->tp_basicsize < static_cast<Py_ssize_t>(sizeof(ArrayObject))) return;
+  fp32_dtype = PyObject_CallMethod(module, "dtype", "s", "float32");
+  fp16_dtype = PyObject_CallMethod(module, "dtype", "s", "float16");
+  PyErr_Clear();
+  if (fp32_dtype != nullptr && fp16_dtype != nullptr && reads_alike(fp32_dtype) && reads_alike(fp16_dtype)) {
+    return;
+  }
+  Py_CLEAR(fp32_dtype);
+  Py_CLEAR(fp16_dtype);
+}
+
+}  // namespace
+
+bool is_array_type(PyTypeObject* type) {
+  if (ndarray == nullptr) find_numpy();
+  return type == ndarray && type != nullptr;
+}
+
+Reason read(PyObject* array, bool writable, Array* out) {
+  if (fp32_dtype != nullptr && read_directly(array, writable, out)) return Reason::none;
+  return read_buffer(array, writable, out);
+}
+
+bool reads_directly() { return fp32_dtype != nullptr; }
 
 PyObject* vendor_matmul() { return matmul_function; }
 

@@ -1,6 +1,7 @@
 #include "frontends/torch.hpp"
 
 #include "frontends/torch_flags.hpp"
+#include "frontends/torch_modes.hpp"
 #include "third_party/dlpack/dlpack.h"
 
 namespace ktlib::frontends::torch {
@@ -18,6 +19,7 @@ struct Torch {
   PyObject* increment_version = nullptr;
   PyObject* matmul = nullptr;
   TorchFlags flags;
+  TorchModes modes;
 };
 Torch found;
 bool refused = false;  // this torch has no usable exchange API
@@ -79,6 +81,7 @@ void find_torch() {
     return;
   }
   found.flags.calibrate(module);
+  found.modes.calibrate(module);
   found.parameter = reinterpret_cast<PyTypeObject*>(parameter);
   found.tensor = type;
 }
@@ -191,7 +194,13 @@ Reason check_flags(PyObject* tensor, Dtype dtype) {
   return truth(PyObject_CallNoArgs(found.is_grad_enabled)) ? Reason::needs_grad : Reason::none;
 }
 
+bool autocast_enabled(DeviceKind kind) { return found.modes.autocast(kind); }
+
+bool in_dispatch_mode() { return found.modes.dispatch_mode(); }
+
 bool flags_calibrated() { return found.flags.valid(); }
+
+bool modes_direct() { return found.modes.direct(); }
 
 bool count_write(PyObject* tensor) {
   if (found.flags.valid() && found.flags.is_private(tensor)) return true;

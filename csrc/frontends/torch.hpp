@@ -17,6 +17,16 @@ Reason check_flags(PyObject* tensor, Dtype dtype);
 // True when check_flags reads the flags directly (torch_flags.hpp) instead of calling torch for each operand.
 bool flags_calibrated();
 
+// The same for autocast_enabled and in_dispatch_mode (torch_modes.hpp).
+bool modes_direct();
+
+// Whether torch.autocast is on in this thread for operands on such a device.
+bool autocast_enabled(DeviceKind kind);
+
+// Whether a mode is on in this thread that has to see every torch operation; tensors made under it may be
+// fake.
+bool in_dispatch_mode();
+
 // Records a write that torch did not see, so that autograd refuses a stale saved tensor. False with a Python
 // error set.
 bool count_write(PyObject* tensor);

@@ -325,7 +325,7 @@ PyObject* matmul(PyObject*, PyObject* const* arguments, Py_ssize_t count, PyObje
 }
 
 constexpr const char* kMatmulDoc =
-    "matmul($module, a, b, /, *, out=None)\n--\n\n"
+    "matmul(a, b, /, *, out=None)\n--\n\n"
     "Matrix product of two arrays of one library (torch, CuPy or NumPy), with torch.matmul's shapes.\n\n"
     "Runs the kernel that the tuning database names for the operands' shape, layout, dtype and device,\n"
     "with fp32 accumulation, on the library's current stream; the library's own product where no kernel\n"
@@ -371,7 +371,9 @@ void bind_matmul(py::module_& module) {
   module.def("set_fallback", [](const py::object& function) { set_hook(&fallback, function); });
   module.def("set_loader", [](const py::object& function) { set_hook(&loader, function); });
   module.def("set_enabled", [](bool value) { enabled.store(value, std::memory_order_relaxed); });
+  module.def("numpy_reads_directly", &frontends::numpy::reads_directly);
   module.def("torch_flags_calibrated", &frontends::torch::flags_calibrated);
+  module.def("torch_modes_direct", &frontends::torch::modes_direct);
   module.def("enter_fp32_reduction", [](const std::string& dtype) {
     if (!frontends::torch::enter_fp32_reduction(half_dtype(dtype))) throw py::error_already_set();
   });

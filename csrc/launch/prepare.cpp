@@ -106,11 +106,15 @@ Reason prepare(PyObject* a_object, PyObject* b_object, PyObject* out_object, Pre
   if (Py_TYPE(b_object) != Py_TYPE(a_object) && framework_of(Py_TYPE(b_object)) != framework) {
     return Reason::other_types;
   }
+  if (framework == Framework::torch && frontends::torch::in_dispatch_mode()) return Reason::dispatch_mode;
   Array& a = prepared->like;
   Array b;
   Reason reason = read(framework, a_object, false, &a);
   if (reason == Reason::none) reason = read(framework, b_object, false, &b);
   if (reason != Reason::none) return reason;
+  if (framework == Framework::torch && frontends::torch::autocast_enabled(a.device_kind)) {
+    return Reason::autocast;
+  }
   if (a.dtype != b.dtype) return Reason::dtype;
   if (!same_place(a, b)) return Reason::devices_differ;
   const int64_t m = a.shape[0], k = a.shape[1], n = b.shape[1];

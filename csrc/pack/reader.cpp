@@ -29,6 +29,17 @@ struct Descriptor {
   throw PackError(path, std::string(what) + ": " + std::strerror(error), error);
 }
 
+// A tuning database is HDF5 behind a seal of 512 bytes; other HDF5 files begin at once.
+bool is_hdf5(Bytes file) {
+  constexpr char kSignature[] = "\x89HDF\r\n\x1a\n";
+  constexpr size_t kBytes = sizeof kSignature - 1;
+  for (const size_t offset : {0, 512}) {
+    if (file.count >= offset + kBytes && std::memcmp(file.data + offset, kSignature, kBytes) == 0)
+      return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::shared_ptr<const Pack> Pack::open(const std::string& path) {
@@ -48,6 +59,9 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path) {
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
   if (data == MAP_FAILED) throw_errno(path, "cannot map the pack into memory");
   pack->file_ = {static_cast<const uint8_t*>(data), size};
+  if (is_hdf5(pack->file_)) {
+    throw PackError(path, "this is a tuning database; make a pack of it: ktlib-build pack " + path);
+  }
   try {
     validate(pack->file_);
   } catch (const Malformed& problem) {

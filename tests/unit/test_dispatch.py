@@ -39,7 +39,8 @@ def test_exact_problem_gets_its_kernel_with_the_numbers(packed: Any) -> None:
     assert choice.tier == "exact"
     assert choice.kernel == str(trial.variant).replace("group_m=8,", "")
     assert choice.reason == (
-        "tuned entry 4096x4096x1024:nn:fp16: 12.1 us against 14.0 us for the vendor, noise 0.0%"
+        "tuned problem 4096x4096x1024:nn:fp16: its kernel took 12.1 us against 14.0 us for the vendor, "
+        "noise 0.0%"
     )
     assert choice.database == path
     assert dict(choice.launch) == {
@@ -71,7 +72,10 @@ def test_near_takes_the_smallest_sum_of_log_ratios(packed: Any) -> None:
     )
     choice = choose([path], call("1536x1024x1024"))  # log2: 0.585 from 1024, 0.415 from 2048
     assert (choice.tier, "tile_m=32" in choice.kernel) == ("near", True)
-    assert choice.reason.startswith("m=1536 -> tuned 2048x1024x1024:nn:fp16: 10.0 us against 14.0 us")
+    assert choice.reason == (
+        "nearest tuned problem 2048x1024x1024:nn:fp16 (m 1536 -> 2048): its kernel took 10.0 us against "
+        "14.0 us for the vendor, noise 0.0%"
+    )
     assert "tile_m=16" in choose([path], call("1400x1024x1024")).kernel
     # 0.5 + 0.5 + 0 from the third, 0.0 + 0.5 + 0.5 ... the sum decides, not the largest single ratio.
     assert "tile_m=64" in choose([path], call("1024x1456x1456")).kernel
@@ -158,9 +162,38 @@ def test_the_vendor_is_chosen_where_it_was_faster(packed: Any) -> None:
     path = packed(record("1024x1024x1024", us=15.0), record("64x64x64", us=None, status=Status.WRONG_RESULT))
     exact = choose([path], call("1024x1024x1024"))
     assert (exact.tier, exact.kernel, exact.database) == ("vendor", "", path)
-    assert "best kernel 15.0 us against 14.0 us for the vendor" in exact.reason
+    assert exact.reason == (
+        "tuned problem 1024x1024x1024:nn:fp16: its best kernel took 15.0 us against 14.0 us for the vendor, "
+        "noise 0.0%; the vendor was faster"
+    )
     near = choose([path], call("1000x1024x1024"))
-    assert near.reason.startswith("vendor: m=1000 -> tuned 1024x1024x1024:nn:fp16: best kernel")
+    assert near.reason.startswith(
+        "nearest tuned problem 1024x1024x1024:nn:fp16 (m 1000 -> 1024): its best kernel"
+    )
+
+
+@pytest.mark.parametrize(
+    ("us", "spread", "why"),
+    [
+        (10.0, 0.3, "the gain is not more than twice the noise"),
+        (13.9, 0.0, "the gain is too small or its measurement too noisy"),
+    ],
+)
+def test_a_faster_kernel_that_was_not_taken_says_why(packed: Any, us: float, spread: float, why: str) -> None:
+    choice = choose([packed(record("64x64x64", us=us, spread=spread))], call("64x64x64"))
+    assert choice.tier == "vendor"
+    assert choice.latency_us < choice.vendor_us
+    assert choice.reason.endswith(f"; the vendor was chosen because {why}")
+
+
+@pytest.mark.parametrize(
+    "asked", ["8x8x8", "0x8x8", "64x64x64:nt", "64x64x64", "64x64x64:nn:fp16:batch=2", "60x64x64"]
+)
+def test_no_reason_repeats_that_it_is_the_vendor(packed: Any, asked: str) -> None:
+    for paths in ([], [packed(record("64x64x64", us=20.0))]):
+        choice = choose(paths, call(asked))
+        assert choice.tier == "vendor"
+        assert not choice.reason.startswith("vendor")
 
 
 def test_a_problem_without_a_right_kernel_says_so(packed: Any) -> None:
@@ -233,7 +266,7 @@ def test_a_cpu_takes_packs_of_every_level_it_runs_and_no_other(packed: Any) -> N
 
 def test_no_database_is_said() -> None:
     choice = choose([], call("64x64x64"))
-    assert choice.reason == ("vendor: no database fits compute capability 9.0 with 132 SMs; none is loaded")
+    assert choice.reason == "no database fits compute capability 9.0 with 132 SMs; none is loaded"
 
 
 @pytest.mark.parametrize(

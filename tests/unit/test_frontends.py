@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,85 @@ def test_fake_tensors_never_reach_a_kernel(a: Any) -> None:
         result = ktlib.matmul(fake, fake)
     assert type(result).__name__ == "FakeTensor"
     assert result.shape == (16, 16)
+
+
+def test_fake_and_meta_operands_with_out_or_strides_go_to_torch(a: Any) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with warnings.catch_warnings(), FakeTensorMode() as mode:
+        warnings.simplefilter("error")  # torch warns when the address of a fake tensor is asked for
+        fake = mode.from_tensor(a)
+        stack = torch.empty(4, 16, 16)
+        assert ktlib.explain(fake, fake, torch.empty(16, 16)).tier == "vendor"
+        out = torch.empty(16, 16)
+        assert ktlib.matmul(fake, fake, out=out) is out
+        assert ktlib.matmul(stack.transpose(0, 1), fake).shape == (16, 4, 16)
+        assert ktlib.matmul(stack, fake, out=torch.empty(4, 16, 16)).shape == (4, 16, 16)
+        assert ktlib.matmul(fake[:, 0], fake).shape == (16,)
+        assert ktlib.matmul(fake[:, :0], fake[:0], out=out) is out
+    meta = a.to("meta")
+    assert ktlib.matmul(meta, meta, out=torch.empty(16, 16, device="meta")).device.type == "meta"
+
+
+def test_a_dispatch_mode_sees_products_of_plain_tensors(a: Any) -> None:
+    # Under FakeTensorMode torch's allocator hands out memory that is not there.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    assert on_a_kernel(a, a)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert "dispatch mode" in ktlib.explain(a, a).reason
+        assert type(ktlib.matmul(a, a)).__name__ == "FakeTensor"
+    with FlopCounterMode(display=False) as counter:
+        assert torch.equal(ktlib.matmul(a, a), a @ a)
+    assert counter.get_total_flops() == 2 * 2 * 16**3
+    assert on_a_kernel(a, a)
+
+
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+def test_autocast_decides_the_dtype_as_for_torch(a: Any, half: str) -> None:
+    dtype = getattr(torch, half)
+    w = torch.nn.Parameter(a.clone())
+    assert on_a_kernel(a, a)
+    with torch.autocast("cpu", dtype=dtype):
+        assert "autocast" in ktlib.explain(a, a).reason
+        for left, right in ((a, a), (a.to(dtype), a), (a, w), (a.to(dtype), w), (a.expand(2, 16, 16), a)):
+            result, expected = ktlib.matmul(left, right), torch.matmul(left, right)
+            assert result.dtype == expected.dtype == dtype
+            assert torch.equal(result, expected)
+        with torch.autocast("cpu", enabled=False):
+            assert on_a_kernel(a, a)
+    assert ktlib.matmul(a, a).dtype == torch.float32
+    torch.set_autocast_enabled("cuda", True)  # is about CUDA operands
+    try:
+        assert on_a_kernel(a, a)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    with pytest.raises(TypeError, match="both alike"):
+        ktlib.matmul(a.to(dtype), a)
+
+
+def test_autocast_of_one_thread_does_not_reach_another(a: Any) -> None:
+    seen: list[Any] = []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        thread = threading.Thread(target=lambda: seen.append(ktlib.matmul(a, a).dtype))
+        thread.start()
+        thread.join()
+    assert seen == [torch.float32]
+
+
+def test_modes_are_asked_directly_and_calibration_leaves_them_as_they_were() -> None:
+    program = (
+        "import torch, ktlib\nfrom ktlib import _core\na = torch.ones(4, 4)\n"
+        "with torch.autocast('cpu', dtype=torch.bfloat16):\n"
+        "    assert ktlib.matmul(a, a).dtype == torch.bfloat16\n"  # the first use of torch calibrates
+        "    assert torch.is_autocast_enabled('cpu') and not torch.is_autocast_enabled('cuda')\n"
+        "assert not torch.is_autocast_enabled('cpu')\n"
+        "assert torch._C._len_torch_dispatch_stack() == 0\n"
+        "print(_core.torch_modes_direct())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
 def test_vmap_and_grad_transforms_see_the_product(a: Any) -> None:

@@ -56,7 +56,13 @@ def test_explain_says_vendor_when_ktlib_is_switched_off(portable_pack: str) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("64x64",), "is not MxNxK"),
+        (("64x64",), "ktlib explain: problem '64x64' is not MxNxK"),
+        (("64X64x64:nn",), "'64X64x64' is not MxNxK; did you mean 64x64x64?"),
+        (("-1x4x4",), "'-1x4x4' is negative"),
+        (("64x64x64:nn:float16",), "did you mean fp16?"),
+        (("64x64x64:nn:torch.bfloat16",), "did you mean bf16?"),
+        (("64x64x64:NT",), "did you mean nt?"),
+        (("64x64x64:fp32",), "a layout comes before it: nn:fp32"),
         (("64x64x64:nx",), "layout 'nx' is unknown (have: nn, nt, tn, tt)"),
         (("64x64x64", "--device", "tpu"), "device 'tpu' is unknown (have: cpu, cuda:0"),
     ],
@@ -66,6 +72,32 @@ def test_explain_refuses_in_one_line_what_makes_no_sense(words: tuple[str, ...],
     assert result.returncode == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_explain_refuses_a_gpu_that_is_not_here_with_the_reason() -> None:
+    for device in ("cuda", "cuda:0", "cuda:63"):
+        result = run("explain", "64x64x64", "--device", device, KTLIB_LIBCUDA="/nowhere/libcuda.so")
+        assert result.returncode == 2
+        assert "cannot be used here" in result.stderr
+        assert "/nowhere/libcuda.so" in result.stderr
+
+
+def test_explain_says_whose_times_it_shows(portable_pack: str) -> None:
+    elsewhere = "on the tuned problem that the reason names\n"
+    for problem, owner in (("64x64x64", "us\n"), ("60x64x64", elsewhere)):
+        result = run("explain", f"{problem}:nn:fp32", "--device", "cpu", KTLIB_DB_PATH=portable_pack)
+        (line,) = [line for line in result.stdout.splitlines(True) if line.startswith("measured")]
+        assert line.endswith(owner)
+
+
+def test_info_marks_a_wrong_switch() -> None:
+    assert "KTLIB_DISABLE must be 0 or 1, got 'yes'" in run("info", KTLIB_DISABLE="yes").stdout
+    assert "must be 0 or 1" not in run("info", KTLIB_DISABLE="1").stdout
+
+
+def test_the_package_runs_as_the_command() -> None:
+    result = subprocess.run([sys.executable, "-m", "ktlib", "--version"], capture_output=True, text=True)
+    assert result.stdout == f"ktlib {ktlib.__version__}\n"
 
 
 def test_a_wrong_switch_is_an_error_not_a_guess() -> None:
@@ -95,10 +127,11 @@ def test_info_says_why_another_devices_database_is_not_used(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not _core.cuda_status(), reason="this machine has a GPU")
-def test_info_without_a_driver_says_so_for_a_gpus_database(tmp_path: Path) -> None:
+def test_info_without_a_driver_says_so_once_for_all_gpu_databases(tmp_path: Path) -> None:
     path = make_pack(tmp_path / "h200.ktpack", [record("64x64x64:nn:fp16")], H200)
     (database,) = (d for d in info(KTLIB_DB_PATH=path)["databases"] if d["path"] == path)
-    assert "libcuda" in database["refused"]
+    assert "there is none here" in database["refused"]
+    assert run("info", KTLIB_DB_PATH=path).stdout.count("libcuda.so.1: cannot") == 1
 
 
 def test_info_lists_every_variable_with_its_value() -> None:

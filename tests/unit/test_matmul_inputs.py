@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matmul_cases import CPU, draw, write_cpu_pack
+from matmul_cases import ARCH, CPU, draw, write_cpu_pack
 from pack_cases import H200, make_pack, record
 
 import ktlib
 from ktlib import _core, packs
 from ktlib.errors import KtlibWarning
+from ktlib_generator.families.base import Device
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,23 @@ def test_dtypes_that_are_not_accepted_are_refused_by_name(a: str, b: str) -> Non
         ktlib.matmul(np.ones((2, 2), a), np.ones((2, 2), b))
 
 
+def test_different_dtypes_are_refused_with_the_rule_they_break() -> None:
+    with pytest.raises(TypeError, match="both alike"):
+        ktlib.matmul(ONES, ONES.astype("float16"))
+
+
+@pytest.mark.parametrize("out", [None, np.zeros((3, 2), "float32")])
+def test_errors_of_explain_are_not_named_after_matmul(out: Any) -> None:
+    bad = [(ONES, [1.0]), (ONES, ONES.astype("float16")), (ONES, np.ones((3, 2), "float32"))]
+    for a, b in bad if out is None else [(ONES, ONES)]:
+        with pytest.raises((TypeError, ValueError), match=r"^explain: "):
+            ktlib.explain(a, b, out)
+
+
+def test_help_shows_the_arguments_that_matmul_takes() -> None:
+    assert ktlib.matmul.__text_signature__ == "(a, b, /, *, out=None)"
+
+
 def test_double_precision_goes_to_the_vendor(kernels: str) -> None:
     a = draw((5, 4), "float64")
     np.testing.assert_array_equal(ktlib.matmul(a, a.T), a @ a.T)
@@ -112,6 +130,19 @@ def test_a_read_only_out_is_refused() -> None:
 def test_wrong_arguments_say_how_to_call(arguments: Any, names: Any) -> None:
     with pytest.raises(TypeError, match="matmul"):
         ktlib.matmul(*arguments, **names)
+
+
+def test_numpy_arrays_are_read_without_a_buffer_and_odd_ones_still_right(kernels: str) -> None:
+    a = draw((16, 16), "float32")
+    own = np.dtype("float32", metadata={"unit": "m"})  # the dtype, but not NumPy's own object
+    unaligned = np.frombuffer(bytearray(2) + a.tobytes(), "u1")[2:].view("float32").reshape(16, 16)
+    packed = np.zeros(16, [("x", "float32", 16), ("y", "u1", 2)])
+    packed["x"] = a
+    written = np.broadcast_arrays(np.zeros((16, 16), "float32"))[0]
+    assert np.array_equal(ktlib.matmul(a, a, out=written), a @ a)
+    for odd in (a.astype(own), unaligned, packed["x"]):
+        np.testing.assert_array_equal(ktlib.matmul(odd, a), a @ a)
+    assert _core.numpy_reads_directly()
 
 
 def test_a_kernel_really_runs_and_out_none_means_no_out(kernels: str) -> None:
@@ -168,6 +199,49 @@ def test_load_database_refuses_a_bad_file_and_keeps_the_others(
     with pytest.raises(ValueError, match=r"bad\.ktpack"):
         ktlib.load_database(bad)
     assert [pack["path"] for pack in ktlib.databases()] == [kernels]
+
+
+@pytest.mark.parametrize("start", [0, 512])
+def test_a_tuning_database_given_as_a_pack_says_how_to_make_one(
+    tmp_path: Path, kernels: str, start: int
+) -> None:
+    database = tmp_path / "mine.h5"
+    database.write_bytes(bytes(start) + b"\x89HDF\r\n\x1a\n" + bytes(2000))
+    with pytest.raises(ValueError, match=f"make a pack of it: ktlib-build pack {database}"):
+        ktlib.load_database(database)
+    program = "import numpy as np, ktlib\nktlib.matmul(np.ones((2, 2), 'f'), np.ones((2, 2), 'f'))"
+    assert "ktlib-build pack" in run_python(program, KTLIB_DB_PATH=str(database))
+
+
+OTHER_CPU = Device(kind="cpu", name="other", arch="cpu-armv9", sm_count=1)
+
+
+@pytest.mark.parametrize(
+    ("device", "words"), [(OTHER_CPU, ["cpu-armv9", ARCH]), (H200, ["sm90a-132", "no CUDA driver"])]
+)
+def test_load_database_warns_once_of_a_pack_that_nothing_here_can_use(
+    tmp_path: Path, kernels: str, monkeypatch: pytest.MonkeyPatch, device: Device, words: list[str]
+) -> None:
+    monkeypatch.setenv("KTLIB_LIBCUDA", "/nowhere/libcuda.so.1")
+    config = next(k for k in _core.cpu_kernels() if k["dtype"] == "fp32") if device.kind == "cpu" else {}
+    path = make_pack(tmp_path / "other.ktpack", [record("16x16x16:nn:fp32", device=device, **config)], device)
+    with pytest.warns(KtlibWarning) as caught:
+        ktlib.load_database(path)
+    (text,) = [str(one.message) for one in caught]
+    assert all(word in text for word in [path, *words]), text
+    assert [pack["path"] for pack in ktlib.databases()] == [path, kernels]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ktlib.load_database(kernels)
+
+
+def test_a_wrong_switch_is_refused_by_every_product_not_only_the_first() -> None:
+    program = (
+        "import numpy as np, ktlib\na = np.ones((2, 2), 'f')\n"
+        "for _ in range(2):\n"
+        "    try:\n        ktlib.matmul(a, a)\n    except ValueError as error:\n        print(error)"
+    )
+    assert run_python(program, KTLIB_DISABLE="yes").count("KTLIB_DISABLE must be 0 or 1") == 2
 
 
 def test_a_pack_for_another_device_is_skipped_and_explained(tmp_path: Path, kernels: str) -> None:
