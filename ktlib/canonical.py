@@ -61,7 +61,19 @@ def finite_positive(what: str, value: float) -> float:
     Raises:
         ValueError: zero, negative, subnormal, NaN or infinite; such a time is a broken clock, not a speed.
     """
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond every float
+        number = math.inf
     if not math.isfinite(number) or number < sys.float_info.min:
-        raise ValueError(f"{what} must be finite and positive, got {value!r}")
+        raise ValueError(f"{what} must be finite and positive, got {_short(value)}")
     return number
+
+
+def _short(value: object) -> str:
+    """Spell a value for a message; Python refuses to spell integers of thousands of digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "an integer of thousands of digits"
+    return text if len(text) <= 40 else f"{text[:40]}..."

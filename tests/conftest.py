@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Settings of the shell that starts the tests must not change what they see; only where CUDA and binaries are.
+for _name in [name for name in os.environ if name.startswith("KTLIB_")]:
+    if _name not in ("KTLIB_LIBCUDA", "KTLIB_CACHE_DIR"):
+        del os.environ[_name]
 
 ROOT = Path(__file__).resolve().parents[1]
 

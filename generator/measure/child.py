@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import hashlib
 import os
 import resource
 import sys
@@ -20,16 +19,19 @@ from typing import Any
 from ktlib.problem import Problem
 from ktlib_generator.families.base import Device
 from ktlib_generator.measure import candidate as candidates
-from ktlib_generator.measure import framing
+from ktlib_generator.measure import framing, fresh
 from ktlib_generator.measure.arrays import Arrays, arrays_for
 from ktlib_generator.measure.baselines import require_fp32_reduction
 from ktlib_generator.measure.jobs import Job, Outcome
 from ktlib_generator.measure.timer import BrokenTimer, Timer, implausible
-from ktlib_generator.measure.verify import Failure, Verifier, spot_check
+from ktlib_generator.measure.traces import Traces
+from ktlib_generator.measure.verify import Failure, Verifier
 from ktlib_generator.values import Status
 
 # Problems whose inputs and references are kept; large ones take gigabytes on a GPU.
 KEPT_PROBLEMS = 2
+# Of an exception's text, this much goes into the log.
+LOG_CHARACTERS = 2**16
 
 
 class Bench:
@@ -50,22 +52,31 @@ class Bench:
             job.variant, job.problem, job.binary, job.facts, job.launch, self.device.kind
         )
         splits = job.launch.split_k
-        verification = verifier.verify(kernel.run, splits=splits)
+        vendor = job.variant.is_vendor
+        verification = verifier.verify(kernel.run, splits=splits, foreign=not vendor)
         if isinstance(verification, Failure):
             return Outcome(verification.status, log=verification.reason)
         if job.protocol not in timers:
             timers[job.protocol] = Timer(job.problem, self.device, self.arrays, job.protocol, job.seed)
         timer = timers[job.protocol]
-        vendor = job.variant.is_vendor
+        on_cpu = self.device.kind == "cpu"
+        if on_cpu and not vendor:
+            timer.prepare()
+        traces = Traces.now()
         method = str(job.variant["method"]) if vendor else "ktlib_own"
         try:
             comparison = timer.compare(kernel, method, with_baseline=not vendor)
         except BrokenTimer as error:
             return Outcome(Status.REFUSED, log=str(error))
         self.arrays.synchronize()
-        fresh = fresh_seed(job)
-        wrong = spot_check(*timer.sets.own[0], job.problem, self.arrays, fresh)
-        wrong = wrong or verifier.verify_again(kernel.run, fresh, splits=splits)
+        wrong = traces.left_since() if on_cpu and not vendor else None
+        if wrong is not None:
+            return Outcome(Status.REFUSED, log=f"after timing: {wrong}")
+        timed_us = comparison.measurement.latency_us
+        failure = fresh.check(kernel, timer.sets, job.problem, self.arrays, timed_us)
+        if failure is not None:
+            return Outcome(failure.status, log=failure.reason)
+        wrong = verifier.verify_again(kernel.run, fresh.fresh_seed(), splits=splits)
         if wrong is not None:
             return Outcome(Status.WRONG_RESULT, log=wrong)
         for taken in filter(None, (comparison.measurement, comparison.baseline)):
@@ -92,12 +103,6 @@ class Bench:
         except Exception:  # whatever the driver raises, the answer is the same
             return True
         return False
-
-
-def fresh_seed(job: Job) -> int:
-    """Seed of the inputs after timing: known to nobody before, yet the same when the job is run again."""
-    text = f"{job.seed}/{job.variant}/{job.binary.sha256 if job.binary else ''}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little")
 
 
 def limit_address_space(extra_bytes: int) -> None:
@@ -132,9 +137,10 @@ def serve(read: int, write: int) -> None:
         spoilt = False
         try:
             outcome = bench.measure(Job.from_message(message, blob))
+            spoilt = device.kind == "cpu" and outcome.status is Status.REFUSED  # what it left behind stays
         except Exception as error:  # a candidate may raise anything; the record says what
             detail = "".join(traceback.format_exception_only(type(error), error)).strip()
-            outcome = Outcome(Status.LAUNCH_ERROR, log=detail)
+            outcome = Outcome(Status.LAUNCH_ERROR, log=detail[:LOG_CHARACTERS])
             spoilt = bench.is_spoilt()
         answer: dict[str, Any] = {"job": number, "spoilt": spoilt, **outcome.to_message()}
         framing.send(write, answer)

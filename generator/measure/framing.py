@@ -30,10 +30,11 @@ def pack(message: Mapping[str, Any], blob: bytes = b"") -> bytes:
 
 
 class Unpacker:
-    """Collects bytes as they come and gives back whole messages."""
+    """Collects bytes as they come and gives back whole messages, none larger than allowed."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_json_bytes: int = MAX_JSON_BYTES, max_blob_bytes: int = MAX_BLOB_BYTES) -> None:
         self._data = bytearray()
+        self._max_json_bytes, self._max_blob_bytes = max_json_bytes, max_blob_bytes
 
     def feed(self, data: bytes) -> None:
         """Add bytes read from the pipe."""
@@ -48,7 +49,7 @@ class Unpacker:
         if len(self._data) < _HEADER.size:
             return None
         magic, json_bytes, blob_bytes = _HEADER.unpack_from(self._data)
-        if magic != _MAGIC or json_bytes > MAX_JSON_BYTES or blob_bytes > MAX_BLOB_BYTES:
+        if magic != _MAGIC or json_bytes > self._max_json_bytes or blob_bytes > self._max_blob_bytes:
             raise ValueError(f"framing: not a message header: {bytes(self._data[: _HEADER.size])!r}")
         end = _HEADER.size + json_bytes + blob_bytes
         if len(self._data) < end:
@@ -56,7 +57,10 @@ class Unpacker:
         text = bytes(self._data[_HEADER.size : _HEADER.size + json_bytes])
         blob = bytes(self._data[_HEADER.size + json_bytes : end])
         del self._data[:end]
-        message = json.loads(text)
+        try:
+            message = json.loads(text)
+        except RecursionError:
+            raise ValueError("framing: the message is nested too deeply") from None
         if not isinstance(message, dict):
             raise ValueError(f"framing: expected a JSON object, got {text[:80]!r}")
         return message, blob

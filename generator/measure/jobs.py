@@ -11,8 +11,12 @@ from typing import Any
 
 from ktlib.canonical import require_fields
 from ktlib.problem import Problem
-from ktlib_generator.families.base import KernelFacts, LaunchParameters
+from ktlib_generator.families.base import Device, KernelFacts, LaunchParameters
+from ktlib_generator.measure.timer import implausible
 from ktlib_generator.values import Binary, Measurement, Status, Variant, Verification
+
+# A month: statistics over samples below it stay finite.
+LONGEST_SAMPLE_US = 2.6e12
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,29 @@ class Outcome:
     verification: Verification | None = None
     log: str = ""
 
+    def require_answer_to(self, job: Job, device: Device) -> None:
+        """Refuse what no honest measuring process answers to `job`, wherever it came from.
+
+        Raises:
+            ValueError: fields do not fit the status or the job, or a time is out of reach of the device.
+        """
+        vendor, ok = job.variant.is_vendor, self.status is Status.OK
+        for name, needed in (("measurement", ok), ("verification", ok), ("baseline", ok and not vendor)):
+            if (getattr(self, name) is not None) != needed:
+                raise ValueError(f"{self.status.value} {'without' if needed else 'with'} a {name}")
+        for name, taken in (("measurement", self.measurement), ("baseline", self.baseline)):
+            if taken is None:
+                continue
+            wrong = implausible(job.problem, device, taken.latency_us)
+            if wrong is not None:
+                raise ValueError(f"{name}: {wrong}")
+            if max(taken.samples_us) > LONGEST_SAMPLE_US:
+                raise ValueError(f"{name}: a sample of {max(taken.samples_us):.4g} us is longer than a month")
+        if self.measurement is not None:
+            method = str(job.variant["method"]) if vendor else "ktlib_own"
+            if (self.measurement.method, self.measurement.protocol) != (method, job.protocol):
+                raise ValueError(f"a measurement of {self.measurement.method} by {self.measurement.protocol}")
+
     def to_message(self) -> dict[str, Any]:
         """Return the fields as JSON types."""
         data: dict[str, Any] = {"status": self.status.value, "log": self.log}
@@ -107,6 +134,8 @@ class Outcome:
             ValueError: a field is missing or wrong, for example a time that is not positive.
         """
         require_fields("outcome", message, ("status", "log", "measurement", "baseline", "verification"))
+        if not isinstance(message["log"], str):
+            raise ValueError(f"outcome: log must be text, got {type(message['log']).__name__}")
         measurement, baseline = message["measurement"], message["baseline"]
         verification = message["verification"]
         return cls(

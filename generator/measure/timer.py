@@ -93,6 +93,10 @@ class Timer:
             # Choosing cuBLASLt costs host time in each call, which here would count against it.
             self._routines = self._routines[:1]
 
+    def prepare(self) -> None:
+        """Choose the baseline now, so that its libraries start no thread while a candidate is timed."""
+        self._fastest_baseline()
+
     @property
     def sets(self) -> OperandSets:
         """The operands that are timed; candidates write to `sets.own`, baselines to `sets.vendor`."""
@@ -134,13 +138,20 @@ class OperandSets:
     """`count` sets of random operands; candidates and baselines have their own outputs."""
 
     def __init__(self, problem: Problem, arrays: Arrays, count: int, seed: int) -> None:
-        self._arrays = arrays
+        self._arrays, self._dtype = arrays, problem.dtype
         a, _ = _pool(problem, "a", arrays, count, seed)
         b, _ = _pool(problem, "b", arrays, count, seed + 1)
         own, self._own_buffer = _pool(problem, "c", arrays, count, None)
         vendor, _ = _pool(problem, "c", arrays, count, None)
         self.own: list[OperandSet] = list(zip(a, b, own, strict=True))
         self.vendor: list[OperandSet] = list(zip(a, b, vendor, strict=True))
+
+    def refill(self, index: int, seed: int) -> None:
+        """Give A and B of one set new values."""
+        for i, operand in enumerate(self.own[index][:2]):
+            rows, cols = operand.logical.shape
+            values = self._arrays.normal(int(rows), int(cols), seed + i)
+            self._arrays.assign(operand.logical, self._arrays.encode(values, self._dtype))
 
     def poison(self) -> None:
         """Fill the candidate's outputs with NaN, so that a call that wrote nothing is seen."""

@@ -6,7 +6,6 @@ over operands; the same rules run over NumPy and torch arrays.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from ktlib_generator.measure import inputs, rules
 from ktlib_generator.measure.arrays import Arrays
 from ktlib_generator.measure.inputs import Case
 from ktlib_generator.measure.operands import Arena, Operand
+from ktlib_generator.measure.traces import Traces
 from ktlib_generator.values import Status, Verification
 
 Run = Callable[[Operand, Operand, Operand, int], None]
@@ -57,9 +57,9 @@ class Verifier:
         self.cases = inputs.cases(problem, arrays, seed)
         self.arenas = tuple(Arena.make(problem, arrays, padded=padded) for padded in (True, False))
 
-    def verify(self, run: Run, *, splits: int = 1) -> Verification | Failure:
-        """Apply every rule; the first that fails ends it."""
-        threads = thread_count()
+    def verify(self, run: Run, *, splits: int = 1, foreign: bool = True) -> Verification | Failure:
+        """Apply every rule; the first that fails ends it. What is not `foreign` may keep threads."""
+        traces = Traces.now()
         checks: list[str] = []
         ratio = 1.0
         for i, case in enumerate(self.cases):
@@ -75,7 +75,7 @@ class Verifier:
         if wrong is not None:
             return Failure(wrong)
         on_gpu = self.arrays.kind == "cuda"
-        wrong = self._stream_order(run) if on_gpu else threads_left(threads)
+        wrong = self._stream_order(run) if on_gpu else traces.left_since() if foreign else None
         if wrong is not None:
             return Failure(wrong, Status.REFUSED)
         checks += ["poison", "guards", "inputs_unchanged", "repeat", "stream" if on_gpu else "threads"]
@@ -196,19 +196,9 @@ def stream_order(run: Run, arena: Arena, arrays: Arrays, cycles: int) -> tuple[b
 def spot_check(a: Operand, b: Operand, c: Operand, problem: Problem, arrays: Arrays, seed: int) -> str | None:
     """Compare some rows of an output that timing left behind with fp64, by the bound."""
     rows = arrays.index(inputs.sampled_lines(problem.m, seed)[:SPOT_ROWS])
+    got = arrays.copy(c.logical[rows])  # first: work that was put off must come too late
     left = arrays.decode(a.logical[rows], problem.dtype)
     right = arrays.decode(b.logical, problem.dtype)
     sample = inputs.Sample(rows, None, left @ right, arrays.xp.abs(left) @ arrays.xp.abs(right))
     case = Case("timed output", a.logical, b.logical, (sample,), exact=False)
-    return rules.bound(case, sample, arrays.copy(c.logical[rows]), problem, arrays)
-
-
-def threads_left(before: int) -> str | None:
-    """CPU: no thread that the candidate started is still there to work outside the timing."""
-    left = thread_count() - before
-    return f"threads: {left} threads were left running after the call" if left > 0 else None
-
-
-def thread_count() -> int:
-    """Threads of this process."""
-    return len(os.listdir("/proc/self/task"))
+    return rules.bound(case, sample, got, problem, arrays)

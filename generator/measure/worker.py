@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from types import TracebackType
 from typing import Any
 
@@ -28,6 +29,11 @@ __all__ = ["Job", "Limits", "Outcome", "Worker", "WorkerError"]
 WATCH_S = 0.05
 # Of what a candidate printed, this much goes into the log.
 LOG_BYTES = 4096
+# An answer is small; a forged one must not fill this process's memory.
+MAX_ANSWER_BYTES = 2**20
+# Marks the child and everything it starts (an environment is inherited), for the sweep after the child.
+MARK = "KTLIB_MEASURING"
+MAX_SWEEPS = 20
 
 
 class WorkerError(RuntimeError):
@@ -39,7 +45,8 @@ class Worker:
 
     Whatever a candidate does costs one Outcome: a child that hangs, dies, prints without end, grows beyond
     its memory or has a sticky CUDA error is killed with its whole process group, and the next job gets a new
-    one.
+    one. So does the job after a shared object: its code may have left anything behind, and what it started
+    is killed in whatever session it is.
     """
 
     def __init__(self, device: Device, limits: Limits | None = None) -> None:
@@ -95,8 +102,10 @@ class _Child:
     """One child process with its three pipes: jobs, answers (and lifeline), and what is printed."""
 
     def __init__(self, device: Device, limits: Limits) -> None:
-        self._limits = limits
-        self._unpacker = framing.Unpacker()
+        self._limits, self._device = limits, device
+        self._unpacker = framing.Unpacker(MAX_ANSWER_BYTES, 0)
+        self._mark = uuid.uuid4().hex
+        self._ran_foreign_code = False
         self._printed = bytearray()
         self._printed_bytes = 0
         job_read, self._job_write = os.pipe()
@@ -110,6 +119,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=theirs,
+            env={**os.environ, MARK: self._mark},
             start_new_session=True,  # Ctrl-C in the terminal reaches only the parent, which ends the child
         )
         for descriptor in theirs:
@@ -122,12 +132,13 @@ class _Child:
         self._selector.register(self._answer_read, selectors.EVENT_READ)
         self._selector.register(self._output, selectors.EVENT_READ)
         try:
-            self._start(device)
+            self._start()
         except BaseException:
             self.kill()
             raise
 
-    def _start(self, device: Device) -> None:
+    def _start(self) -> None:
+        device = self._device
         setup = {"device": dataclasses.asdict(device), "memory_bytes": self._limits.memory_bytes}
         with contextlib.suppress(framing.ClosedPipe):
             framing.send(self._job_write, setup)
@@ -140,6 +151,8 @@ class _Child:
     def run(self, job: Job, number: int) -> tuple[Outcome, bool]:
         """Send a job and wait; return its outcome and whether this process may serve another."""
         self._printed_bytes, self._printed = 0, bytearray()
+        foreign = job.binary is not None and job.binary.format == "shared_object"
+        self._ran_foreign_code |= foreign
         message, blob = job.to_message()
         answer: dict[str, Any] | _Ended
         try:
@@ -154,11 +167,13 @@ class _Child:
             if answer.pop("job", None) != number:
                 raise ValueError("the answer is for another job")
             outcome = Outcome.from_message(answer)
-        except (ValueError, KeyError, TypeError) as error:
-            return Outcome(Status.REFUSED, log=f"the measuring process gave a false answer: {error}"), False
+            outcome.require_answer_to(job, self._device)
+        except Exception as error:  # candidates can forge answers; no forgery may end the run
+            reason = f"the measuring process gave a false answer: {type(error).__name__}: {error}"
+            return Outcome(Status.REFUSED, log=reason[:LOG_BYTES]), False
         if outcome.status is not Status.OK:
             outcome = dataclasses.replace(outcome, log=outcome.log + self._tail())
-        return outcome, not spoilt
+        return outcome, not spoilt and not foreign
 
     def _wait(self, wall_s: float) -> dict[str, Any] | _Ended:
         """Read the pipes until a whole answer is there or a limit is reached."""
@@ -228,12 +243,33 @@ class _Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        if self._ran_foreign_code:
+            kill_marked(f"{MARK}={self._mark}")
         self._selector.close()
         for descriptor in (self._job_write, self._answer_read, self._lifeline):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+def kill_marked(mark: str) -> None:
+    """Kill every process whose environment holds `mark`, until none is left: what forks may fork again."""
+    for _ in range(MAX_SWEEPS):
+        found = False
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):  # gone, or another user's
+                process = os.pidfd_open(int(name))  # holds on to it, should the number be used again
+                try:
+                    with open(f"/proc/{name}/environ", "rb") as file:
+                        if mark.encode() in file.read().split(b"\0"):
+                            signal.pidfd_send_signal(process, signal.SIGKILL)
+                            found = True
+                finally:
+                    os.close(process)
+        if not found:
+            return
+        time.sleep(0.01)
 
 
 def resident_bytes(pid: int) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -37,9 +39,10 @@ def shared_object(tmp_path_factory):
     built = {}
     folder = tmp_path_factory.mktemp("cheats")
 
-    def build(name):
-        if name not in built:
-            out = folder / f"{name}.so"
+    def build(name, *flags):
+        key = (name, *flags)
+        if key not in built:
+            out = folder / f"{name}-{len(built)}.so"
             subprocess.run(
                 [
                     "g++",
@@ -48,6 +51,7 @@ def shared_object(tmp_path_factory):
                     "-shared",
                     "-fPIC",
                     "-pthread",
+                    *flags,
                     "-o",
                     out,
                     CHEATS / f"{name}.cpp",
@@ -55,8 +59,8 @@ def shared_object(tmp_path_factory):
                 check=True,
             )
             data = out.read_bytes()
-            built[name] = Binary("shared_object", "candidate", bytes_fingerprint(data), name, 0, 0, 0, data)
-        return built[name]
+            built[key] = Binary("shared_object", "candidate", bytes_fingerprint(data), name, 0, 0, 0, data)
+        return built[key]
 
     return build
 
@@ -131,6 +135,12 @@ CHEATING = [
     ("no_op", PROBLEM, Status.WRONG_RESULT, "NaN or Inf"),
     ("reads_beside", PROBLEM, Status.WRONG_RESULT, "NaN or Inf"),
     ("leaves_thread", PROBLEM, Status.REFUSED, "threads"),
+    ("memo_sample", PROBLEM, Status.REFUSED, "contents it had not seen"),
+    ("poison", PROBLEM, Status.REFUSED, "contents it had not seen"),
+    ("one_set", PROBLEM, Status.WRONG_RESULT, "after timing"),
+    ("late_thread", PROBLEM, Status.REFUSED, "after timing: threads"),
+    ("sigalarm", PROBLEM, Status.REFUSED, "SIGALRM"),
+    ("flushes_denormals", PROBLEM, Status.REFUSED, "floating point"),
     ("segfault", PROBLEM, Status.LAUNCH_ERROR, "SIGSEGV"),
     ("endless_output", PROBLEM, Status.REFUSED, "printed more than"),
     ("endless_memory", PROBLEM, Status.LAUNCH_ERROR, ""),
@@ -156,13 +166,100 @@ def test_three_broken_among_twenty_cost_only_themselves(shared_object):
         jobs.insert(position, job(shared_object(name), name, seed=5))
     with Worker(DEVICE, dataclasses.replace(LIMITS, wall_s=3.0)) as worker:
         outcomes = [worker.run(each) for each in jobs]
-        assert worker.starts == 2  # only the hang costs the process
+        assert worker.starts == 4  # each shared object costs its process, a built-in candidate none
     statuses = [outcome.status for outcome in outcomes]
     assert statuses.count(Status.OK) == 17, [outcome.log for outcome in outcomes]
     assert statuses[2] is Status.WRONG_RESULT
     assert statuses[15] is Status.WRONG_RESULT
     assert statuses[9] is Status.TIMEOUT
     assert "3 s" in outcomes[9].log
+
+
+@pytest.mark.parametrize("name", ["rounds_to_zero", "flushes_denormals"])
+def test_what_a_candidate_did_to_its_process_does_not_reach_the_next(worker, shared_object, name):
+    assert worker.run(job(shared_object(name), name)).status is not Status.OK
+    outcome = worker.run(builtin_jobs(1)[0])
+    assert outcome.status is Status.OK, outcome.log
+
+
+def test_process_in_a_session_of_its_own_ends_with_the_candidate(shared_object, monkeypatch):
+    run = f"TEST_RUN={os.getpid()}-{time.monotonic_ns()}"
+    monkeypatch.setenv(*run.split("="))
+    with Worker(DEVICE, LIMITS) as worker:
+        assert worker.run(job(shared_object("forks"), "forks")).status is Status.OK
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    assert [pid for pid in pids if alive(pid) and maps_candidate(pid, run)] == []
+
+
+def maps_candidate(pid, run):
+    """Whether a process holds a candidate's shared object and has `run` in its environment."""
+    try:
+        mapped = "ktlib-candidate-" in Path(f"/proc/{pid}/maps").read_text()
+        return mapped and run.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def plausible_answer():
+    """What an honest process would answer to the first job."""
+    taken = {"method": "ktlib_own", "protocol": "cpu-stream", "samples_us": [90.0, 91.0, 92.0]}
+    return {
+        "job": 1,
+        "spoilt": False,
+        "status": "ok",
+        "log": "",
+        "measurement": taken,
+        "baseline": {**taken, "method": "numpy"},
+        "verification": {"rms_ratio": 1.0, "checks": ["guards"]},
+    }
+
+
+def framed(text, blob_bytes=0):
+    return struct.pack("<4sIQ", b"KTMF", len(text), blob_bytes) + text.encode()
+
+
+def forged(**changes):
+    return framed(json.dumps({**plausible_answer(), **changes}))
+
+
+def forged_samples(text):
+    return framed(json.dumps(plausible_answer()).replace("[90.0, 91.0, 92.0]", text))
+
+
+FORGED = {
+    "integer_beyond_floats": forged_samples(f"[{10**400}]"),
+    "integer_beyond_python": forged_samples("1" * 10_000),
+    "samples_that_sum_to_infinity": forged_samples("[1.7e308, 1.7e308]"),
+    "nested_too_deeply": framed("[" * 200_000),
+    "not_an_object": framed("5"),
+    "not_json": framed("{"),
+    "not_a_message": b"\xff" * 64,
+    "endless_blob": framed("{}", 2**30),
+    "log_is_a_number": forged(log=5),
+    "status_is_a_list": forged(status=["ok"]),
+    "unknown_status": forged(status="fine"),
+    "measurement_is_a_number": forged(measurement=5),
+    "ok_without_a_measurement": forged(measurement=None),
+    "ok_without_a_verification": forged(verification=None),
+    "measurement_of_a_failure": forged(status="wrong_result"),
+    "another_job": forged(job=2),
+    "another_protocol": forged(measurement={**plausible_answer()["measurement"], "protocol": "cpu-loop"}),
+    "impossible_speed": forged(measurement={**plausible_answer()["measurement"], "samples_us": [1e-5]}),
+    "impossible_baseline": forged(baseline={**plausible_answer()["baseline"], "samples_us": [1e-5]}),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_answer_is_refused_and_the_run_goes_on(shared_object, tmp_path, name):
+    path = tmp_path / "forged"
+    path.write_bytes(FORGED[name])
+    with Worker(DEVICE, dataclasses.replace(LIMITS, wall_s=5.0)) as worker:
+        outcome = worker.run(job(shared_object("forges_answer", f'-DFORGED="{path}"'), "forges_answer"))
+        assert outcome.status is Status.REFUSED, outcome
+        assert "false answer" in outcome.log
+        assert outcome.measurement is outcome.baseline is None
+        if name == "nested_too_deeply":
+            assert worker.run(builtin_jobs(1)[0]).status is Status.OK
 
 
 def test_time_limit_reaches_the_candidate(shared_object):
@@ -194,12 +291,16 @@ def test_loop_protocol_times_the_kernel_without_python(worker):
     assert loop.baseline.protocol == "cpu-stream"
 
 
-def test_vendor_routine_is_a_candidate_like_any_other(worker):
-    outcome = worker.run(
-        dataclasses.replace(job(None, "vendor"), variant=Variant.make("vendor", ARCH, method="numpy"))
-    )
+@pytest.mark.parametrize("size", [37, 512])  # the larger one starts the library's threads
+@pytest.mark.parametrize("method", ["numpy", "torch"])
+def test_vendor_routine_is_a_candidate_like_any_other(worker, method, size):
+    if method == "torch":
+        pytest.importorskip("torch")
+    variant = Variant.make("vendor", ARCH, method=method)
+    made = job(None, "vendor", Problem(size, size, size, dtype="fp32"), seed=19)
+    outcome = worker.run(dataclasses.replace(made, variant=variant))
     assert outcome.status is Status.OK, outcome.log
-    assert outcome.measurement.method == "numpy"
+    assert outcome.measurement.method == method
     assert outcome.baseline is None
 
 
@@ -210,13 +311,14 @@ def test_vendor_routine_is_a_candidate_like_any_other(worker):
         ({"protocol": "graph-hot"}, "cpu-stream, cpu-loop"),
     ],
 )
-def test_job_that_cannot_be_run_says_why_and_the_worker_lives(worker, shared_object, changes, text):
+def test_job_that_cannot_be_run_says_why_and_the_worker_lives(worker, changes, text):
+    (honest,) = builtin_jobs(1)
+    outcome = worker.run(dataclasses.replace(honest, **changes))
     starts = worker.starts
-    outcome = worker.run(dataclasses.replace(job(shared_object("honest"), "honest"), **changes))
     assert outcome.status is Status.LAUNCH_ERROR
     assert text in outcome.log
-    assert worker.run(job(shared_object("honest"), "honest")).status is Status.OK
-    assert worker.starts <= starts + 1
+    assert worker.run(honest).status is Status.OK
+    assert worker.starts == starts
 
 
 def test_missing_symbol_is_named(worker, shared_object):

@@ -9,6 +9,7 @@ import statistics
 import numpy as np
 import pytest
 
+from ktlib.canonical import finite_positive
 from ktlib.problem import Problem
 from ktlib_generator.families.base import Device
 from ktlib_generator.measure import timer
@@ -57,6 +58,12 @@ def test_sample_that_is_no_time_is_dropped_with_its_partner(bad):
     b = sampler([1.0, 99.0, 2.0, 3.0, 4.0, 5.0, 5.5], log, "b")
     samples = interleave([a, b], budget_s=0.0, clock=ticking(0.01))
     assert samples == [(5.0, 6.0, 7.0, 8.0, 9.0), (1.0, 2.0, 3.0, 4.0, 5.0)]
+
+
+@pytest.mark.parametrize("digits", [400, 10_000])  # Python does not even spell the second
+def test_integer_beyond_every_float_is_no_time_and_no_crash(digits):
+    with pytest.raises(ValueError, match="finite and positive"):
+        finite_positive("a sample", 10**digits)
 
 
 def test_clock_that_never_gives_a_time_is_called_broken():
