@@ -5,6 +5,7 @@ Must not import an array library, open a database or touch a GPU; the first prod
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from ktlib import _core, env
@@ -70,4 +71,4 @@ def _load_packs() -> None:
 _core.set_fallback(_first_fallback)
 _core.set_loader(_load_packs)
 if env.libcuda():
-    _core.set_libcuda(env.libcuda())
+    _core.set_libcuda(os.fsencode(env.libcuda()))

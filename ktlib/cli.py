@@ -6,7 +6,9 @@ Must not tune, build or change anything; that is `ktlib-build`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import platform
 import re
 import sys
@@ -53,7 +55,29 @@ tiers
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 when the arguments make no sense."""
+    """Run the command; return its exit status: 0, 1 for unwritable output, 2 for bad arguments."""
+    try:
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a path may be any bytes
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        _discard_output()
+        if isinstance(error, BrokenPipeError):  # the reader has seen enough
+            return 0
+        print(f"ktlib: cannot write the output: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _discard_output() -> None:
+    """Let the flush at exit find no broken file."""
+    with contextlib.suppress(OSError, ValueError):  # not a real file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = _parser()
     words = list(sys.argv[1:] if argv is None else argv)
     for word in words:

@@ -42,7 +42,7 @@ class Memory:
 
     def overlaps(self, other: Memory) -> bool:
         """Whether a byte belongs to both; True also where finding out takes too long."""
-        if 0 in self.shape or 0 in other.shape:
+        if 0 in self.shape or 0 in other.shape or 0 in (self.address, other.address):
             return False
         import numpy as np
 
@@ -152,14 +152,30 @@ class _Torch:
         return True
 
     def product(self, a: Any, b: Any, out: Any) -> Any:
-        import torch
-
         if a.is_cuda:
             dtype = self.dtype(a)
             if dtype in HALF:
                 with self.fp32_reduction(dtype):
-                    return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
-        return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
+                    return self._product(a, b, out)
+        return self._product(a, b, out)
+
+    def _product(self, a: Any, b: Any, out: Any) -> Any:
+        import torch
+
+        functions = getattr(torch._C, "_VariableFunctions", torch)
+        matmul = getattr(functions, "matmul", torch.matmul)  # torch.matmul may have been replaced by ours
+        if out is None:
+            return matmul(a, b)
+        if out.dim() < 3 or out.is_contiguous() or self._differentiates(a, b, out):
+            return matmul(a, b, out=out)
+        return out.copy_(matmul(a, b))  # torch refuses batches that are permuted or have gaps
+
+    def _differentiates(self, *tensors: Any) -> bool:
+        import torch
+
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return True
+        return bool(torch.autograd.forward_ad._current_level >= 0)
 
     def fill_zero(self, array: Any) -> None:
         array.zero_()
@@ -218,10 +234,11 @@ class _Numpy(_NumpyLike):
     def product(self, a: Any, b: Any, out: Any) -> Any:
         import numpy as np
 
+        matmul = _numpy_matmul()
         if self.dtype(a) not in HALF:
-            return np.matmul(a, b) if out is None else np.matmul(a, b, out=out)
+            return matmul(a, b) if out is None else matmul(a, b, out=out)
         # NumPy's own half-precision product accumulates in half precision.
-        wide = np.matmul(a.astype(np.float32), b.astype(np.float32))
+        wide = matmul(a.astype(np.float32), b.astype(np.float32))
         with np.errstate(over="ignore"):  # beyond the half-precision range is infinity, as on a GPU
             if out is None:
                 return wide.astype(a.dtype)
@@ -230,6 +247,17 @@ class _Numpy(_NumpyLike):
 
     def fill_zero(self, array: Any) -> None:
         array[...] = 0
+
+
+def _numpy_matmul() -> Any:
+    """NumPy's ufunc; `numpy.matmul` may have been replaced by ours."""
+    for name in ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath"):
+        found = getattr(sys.modules.get(name), "matmul", None)
+        if found is not None:
+            return found
+    import numpy as np
+
+    return np.matmul
 
 
 class _Cupy(_NumpyLike):

@@ -15,6 +15,8 @@ from ktlib.problem import Choice
 # Reasons after which both operands are known to be plain matrices that go together, and `out` to fit.
 _PLAIN = frozenset(_core.PLAIN_REASONS)
 _NOT_MATRICES = _core.NOT_MATRICES
+# What is recorded then is torch.matmul alone, without the questions that the checks ask.
+_SEEN_BY_TORCH = frozenset(_core.SEEN_BY_TORCH)
 _DTYPES = ("fp16", "bf16", "fp32", "fp64")
 
 
@@ -26,6 +28,8 @@ def fallback(a: Any, b: Any, out: Any, reason: str) -> Any:
         ValueError: shapes, devices or memory that do not go together.
     """
     if reason in _PLAIN:
+        return _known(a).product(a, b, out)
+    if reason in _SEEN_BY_TORCH and (out is None or library_of(out) is _known(a)):
         return _known(a).product(a, b, out)
     library, shape = _check(a, b, out)
     if out is not None and a.shape[-1] == 0:

@@ -21,6 +21,14 @@ _lock = threading.RLock()
 _loaded = False
 
 
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # whoever held it is not in this process
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def ensure_loaded() -> None:
     """Load the packs unless that has happened; each that cannot be used costs one warning."""
     global _loaded
@@ -31,15 +39,15 @@ def ensure_loaded() -> None:
             return
         enabled = not env.disabled()  # before anything is loaded: a wrong value is refused by every call
         paths, problems = _layers()
+        _core.set_enabled(enabled)  # first: once packs are set, other threads' calls no longer wait here
         problems += _core.set_packs(paths)
-        _core.set_enabled(enabled)
         _loaded = True
     for problem in problems:
         warnings.warn(f"database not used: {problem}", KtlibWarning, stacklevel=3)
 
 
 def load_database(path: str | os.PathLike[str]) -> None:
-    """Put a pack in front of all others, for calls from now on.
+    """Put a pack in front of all others, for calls from now on; the others stay as they were loaded.
 
     One made for no device of this machine is put there too, with a warning.
 
@@ -47,12 +55,9 @@ def load_database(path: str | os.PathLike[str]) -> None:
         ValueError: the file is not a pack that can be used; the packs in use stay.
     """
     ensure_loaded()
-    pack = _core.pack_info(path)
     with _lock:
-        others = [pack["path"] for pack in _core.packs() if pack["path"] != os.fspath(path)]
-        problems = _core.set_packs([path, *others])
-    for problem in problems:
-        warnings.warn(f"database not used: {problem}", KtlibWarning, stacklevel=2)
+        _core.add_pack(os.path.abspath(os.fsdecode(path)))
+        pack = _core.packs()[0]
     here = _why_for_nothing_here(pack)
     if here:
         text = f"database loaded, but nothing here uses it: {pack['path']} is for {pack['profile']}, {here}"
@@ -123,7 +128,7 @@ def _layers() -> tuple[list[str], list[str]]:
         found = _packs_in(entry) if os.path.isdir(entry) else [entry]
         if not found:
             problems.append(f"{entry} (from {env.DB_PATH.name}) holds no {SUFFIX} file")
-        paths += found
+        paths += map(os.path.abspath, found)
     shipped = _packs_in(str(SHIPPED))
     if not shipped and not paths:
         problems.append(

@@ -36,6 +36,12 @@ const char* reason_text(Reason reason) {
       return "an operand requires a gradient";
     case Reason::autocast:
       return "torch.autocast is on, so torch picks the dtype";
+    case Reason::forward_tangent:
+      return "an operand may carry a forward-mode tangent";
+    case Reason::function_mode:
+      return "a torch function mode is on";
+    case Reason::tracing:
+      return "torch.jit.trace is recording";
     case Reason::dispatch_mode:
       return "a torch dispatch mode is on (fake tensors, a tracer or a counter)";
     case Reason::negative_bit:

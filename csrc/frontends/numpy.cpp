@@ -31,12 +31,24 @@ PyObject* fp16_dtype = nullptr;
 
 void find_dtypes(PyObject* module);
 
+// The ufunc from where NumPy defines it (2, then 1): numpy.matmul may have been replaced by ours.
+PyObject* find_matmul(PyObject* numpy) {
+  PyObject* modules = PyImport_GetModuleDict();
+  for (const char* name : {"numpy._core._multiarray_umath", "numpy.core._multiarray_umath"}) {
+    PyObject* home = PyDict_GetItemString(modules, name);  // borrowed
+    PyObject* ufunc = home == nullptr ? nullptr : PyObject_GetAttrString(home, "matmul");
+    if (ufunc != nullptr) return ufunc;
+    PyErr_Clear();
+  }
+  return PyObject_GetAttrString(numpy, "matmul");
+}
+
 void find_numpy() {
   PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "numpy");  // borrowed
   if (module == nullptr) return;
   PyObject* type = PyObject_GetAttrString(module, "ndarray");
   empty_function = PyObject_GetAttrString(module, "empty");
-  matmul_function = PyObject_GetAttrString(module, "matmul");
+  matmul_function = find_matmul(module);
   dtype_name = PyUnicode_InternFromString("dtype");
   if (type == nullptr || empty_function == nullptr || matmul_function == nullptr || dtype_name == nullptr) {
     PyErr_Clear();

@@ -16,6 +16,7 @@ struct Torch {
   const PyGetSetDef* requires_grad = nullptr;
   PyCFunction is_neg = nullptr;
   PyObject* is_grad_enabled = nullptr;
+  PyObject* forward_ad = nullptr;  // the module torch.autograd.forward_ad
   PyObject* increment_version = nullptr;
   PyObject* matmul = nullptr;
   TorchFlags flags;
@@ -23,6 +24,15 @@ struct Torch {
 };
 Torch found;
 bool refused = false;  // this torch has no usable exchange API
+
+// Calibration fails where the first product runs inside saved-tensor hooks, a functorch transform or the
+// like. It is tried again after 8, 16, 32 ... products, and given up after the last.
+constexpr uint32_t kFirstRetry = 8, kLastRetry = 1u << 16;
+uint32_t uncalibrated_products = 0;
+
+// Addresses below may be the offset of a view whose storage has been freed; where programs have memory there,
+// torch is asked.
+constexpr uint64_t kSurelyMemory = uint64_t{1} << 32;
 
 PyObject* attribute(PyObject* object, const char* name) {
   PyObject* value = object == nullptr ? nullptr : PyObject_GetAttrString(object, name);
@@ -61,6 +71,18 @@ bool find_getters(PyTypeObject* type) {
   return true;
 }
 
+void calibrate(PyObject* module) {
+  if (!found.flags.valid()) found.flags.calibrate(module);
+  if (!found.modes.direct()) found.modes.calibrate(module);
+}
+
+void calibrate_again() {
+  const uint32_t count = ++uncalibrated_products;
+  if (count < kFirstRetry || count > kLastRetry || (count & (count - 1)) != 0) return;
+  PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");  // borrowed
+  if (module != nullptr) calibrate(module);
+}
+
 void find_torch() {
   PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");  // borrowed
   PyObject* tensor = attribute(module, "Tensor");
@@ -71,8 +93,14 @@ void find_torch() {
   found.is_grad_enabled = attribute(module, "is_grad_enabled");
   PyObject* c_module = attribute(module, "_C");
   found.increment_version = attribute(c_module, "_increment_version");
-  found.matmul = attribute(module, "matmul");
+  PyObject* functions = attribute(c_module, "_VariableFunctions");
+  found.matmul = attribute(functions, "matmul");
+  if (found.matmul == nullptr) found.matmul = attribute(module, "matmul");
+  Py_XDECREF(functions);
   Py_XDECREF(c_module);
+  PyObject* autograd = attribute(module, "autograd");
+  found.forward_ad = attribute(autograd, "forward_ad");
+  Py_XDECREF(autograd);
   found.api = exchange_api(tensor);
   auto* type = reinterpret_cast<PyTypeObject*>(tensor);
   if (found.api == nullptr || found.is_grad_enabled == nullptr || found.increment_version == nullptr ||
@@ -80,8 +108,7 @@ void find_torch() {
     refused = true;
     return;
   }
-  found.flags.calibrate(module);
-  found.modes.calibrate(module);
+  calibrate(module);
   found.parameter = reinterpret_cast<PyTypeObject*>(parameter);
   found.tensor = type;
 }
@@ -94,6 +121,27 @@ bool truth(PyObject* answer) {
   const bool value = answer != Py_False;
   Py_DECREF(answer);
   return value;
+}
+
+// Inside torch.autograd.forward_ad.dual_level, also of another thread.
+bool in_dual_level() {
+  PyObject* level = attribute(found.forward_ad, "_current_level");
+  const long value = level == nullptr ? 0 : PyLong_AsLong(level);  // unknown: torch decides
+  Py_XDECREF(level);
+  PyErr_Clear();
+  return value >= 0;
+}
+
+bool has_memory(PyObject* tensor, const Array& array) {
+  if (array.address >= kSurelyMemory || array.shape[0] == 0 || array.shape[1] == 0) return true;
+  if (array.address == 0) return false;
+  PyObject* storage = PyObject_CallMethod(tensor, "untyped_storage", nullptr);
+  PyObject* address = storage == nullptr ? nullptr : PyObject_CallMethod(storage, "data_ptr", nullptr);
+  const bool has = address != nullptr && PyObject_IsTrue(address) == 1;
+  Py_XDECREF(address);
+  Py_XDECREF(storage);
+  PyErr_Clear();
+  return has;
 }
 
 DLDataType dl_dtype(Dtype dtype) {
@@ -165,7 +213,9 @@ bool is_tensor_type(PyTypeObject* type) {
   return found.tensor != nullptr && (type == found.tensor || type == found.parameter);
 }
 
-Reason read(PyObject* tensor, Array* out) {
+namespace {
+
+Reason read_memory(PyObject* tensor, Array* out) {
   DLTensor view;
   if (found.api->dltensor_from_py_object_no_sync != nullptr) {
     if (found.api->dltensor_from_py_object_no_sync(tensor, &view) == 0) return convert(view, out);
@@ -183,6 +233,13 @@ Reason read(PyObject* tensor, Array* out) {
   return reason;
 }
 
+}  // namespace
+
+Reason read(PyObject* tensor, Array* out) {
+  const Reason reason = read_memory(tensor, out);
+  return reason == Reason::none && !has_memory(tensor, *out) ? Reason::not_exportable : reason;
+}
+
 Reason check_flags(PyObject* tensor, Dtype dtype) {
   if (found.flags.valid()) {
     if (found.flags.is_negative(tensor)) return Reason::negative_bit;
@@ -190,13 +247,21 @@ Reason check_flags(PyObject* tensor, Dtype dtype) {
   } else if (dtype != Dtype::bf16 && truth(found.is_neg(tensor, nullptr))) {
     return Reason::negative_bit;
   }
-  if (!truth(found.requires_grad->get(tensor, found.requires_grad->closure))) return Reason::none;
-  return truth(PyObject_CallNoArgs(found.is_grad_enabled)) ? Reason::needs_grad : Reason::none;
+  if (truth(found.requires_grad->get(tensor, found.requires_grad->closure)) &&
+      truth(PyObject_CallNoArgs(found.is_grad_enabled))) {
+    return Reason::needs_grad;
+  }
+  return in_dual_level() ? Reason::forward_tangent : Reason::none;  // no_grad keeps tangents
 }
 
 bool autocast_enabled(DeviceKind kind) { return found.modes.autocast(kind); }
 
-bool in_dispatch_mode() { return found.modes.dispatch_mode(); }
+Reason check_modes() {
+  if (!found.flags.valid() || !found.modes.direct()) calibrate_again();
+  if (found.modes.dispatch_mode()) return Reason::dispatch_mode;
+  if (found.modes.function_mode()) return Reason::function_mode;
+  return found.modes.tracing() ? Reason::tracing : Reason::none;
+}
 
 bool flags_calibrated() { return found.flags.valid(); }
 

@@ -36,6 +36,42 @@ size_t find_implementation(const std::vector<py::object>& tensors) {
   return found;
 }
 
+// Whatever modes the caller is in: inference mode makes other tensors, dispatch and function modes see or
+// change what is called.
+class PlainState {
+ public:
+  explicit PlainState(const py::module_& torch) {
+    enter(py::module_::import("torch.utils._python_dispatch").attr("_disable_current_modes")());
+    enter(torch.attr("_C").attr("DisableTorchFunction")());
+    enter(torch.attr("inference_mode")(false));
+    enter(torch.attr("enable_grad")());
+  }
+  ~PlainState() { leave(); }
+  PlainState(const PlainState&) = delete;
+  PlainState& operator=(const PlainState&) = delete;
+
+ private:
+  void enter(const py::object& context) {
+    try {
+      context.attr("__enter__")();
+      entered_.push_back(context);
+    } catch (const py::error_already_set&) {
+      leave();
+      throw;
+    }
+  }
+  void leave() {
+    for (; !entered_.empty(); entered_.pop_back()) {
+      try {
+        entered_.back().attr("__exit__")(py::none(), py::none(), py::none());
+      } catch (const py::error_already_set&) {  // nothing can be done about one that cannot be left
+      }
+    }
+  }
+
+  std::vector<py::object> entered_;
+};
+
 }  // namespace
 
 struct TorchFlags::Samples {
@@ -188,8 +224,7 @@ void TorchFlags::calibrate(PyObject* module) {
   valid_ = false;
   try {
     const auto torch = py::reinterpret_borrow<py::module_>(module);
-    const py::object grad_mode = torch.attr("enable_grad")();
-    grad_mode.attr("__enter__")();
+    const PlainState plain(torch);
     const Samples first(torch, 0);
     Samples second(torch, 5);
     implementation_offset_ = find_implementation(first.plain);
@@ -201,9 +236,8 @@ void TorchFlags::calibrate(PyObject* module) {
       second.save();
       valid_ = found && agrees(second) && agrees(first);
     }
-    grad_mode.attr("__exit__")(py::none(), py::none(), py::none());
   } catch (const std::exception&) {
-    valid_ = false;  // torch lacks something used here, or is in a mode of its own: its functions decide
+    valid_ = false;  // torch lacks something used here, or is in a state of its own: its functions decide
   }
 }
 

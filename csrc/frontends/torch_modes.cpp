@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <pybind11/pybind11.h>
 
+#include <functional>
 #include <string>
 
 namespace py = pybind11;
@@ -12,6 +13,8 @@ namespace {
 
 constexpr const char* kAutocastSymbol = "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE";
 constexpr const char* kAnyModeSymbol = "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb";
+constexpr const char* kAnyFunctionModeSymbol = "_ZN2at4impl27torch_function_mode_enabledEv";
+constexpr const char* kTracingSymbol = "_ZN5torch3jit6tracer15getTracingStateEv";
 constexpr const char* kNames[] = {"cpu", "cuda"};
 
 // torch's libraries are not in the global scope; torch._C depends on those that have the functions.
@@ -43,8 +46,21 @@ class AutocastKeeper {
   py::object before_;
 };
 
-PyObject* attribute(const py::object& object, const char* name) {
-  return py::getattr(object, name, py::none()).release().ptr();
+// Keeps what an earlier calibration found.
+void find(PyObject** found, const py::object& object, const char* name) {
+  if (*found == nullptr && py::hasattr(object, name)) *found = py::object(object.attr(name)).release().ptr();
+}
+
+// Records a trace of nothing and runs `inside` meanwhile.
+void trace(const py::module_& torch, const std::function<void()>& inside) {
+  const py::object argument = torch.attr("ones")(1, py::arg("device") = "cpu");
+  const py::cpp_function recorded([&](const py::object& value) {
+    inside();
+    return value;
+  });
+  torch.attr("_C").attr("_create_graph_by_tracing")(recorded, py::make_tuple(argument),
+                                                    py::cpp_function([](const py::object&) { return ""; }),
+                                                    false, false, py::none(), py::make_tuple("value"));
 }
 
 }  // namespace
@@ -52,9 +68,17 @@ PyObject* attribute(const py::object& object, const char* name) {
 void TorchModes::calibrate(PyObject* module) {
   try {
     const auto torch = py::reinterpret_borrow<py::module_>(module);
-    is_autocast_enabled_ = attribute(torch, "is_autocast_enabled");
-    dispatch_stack_length_ = attribute(torch.attr("_C"), "_len_torch_dispatch_stack");
-    for (int i = 0; i < 2; ++i) names_[i] = py::str(kNames[i]).release().ptr();
+    const py::object native = torch.attr("_C");
+    find(&is_autocast_enabled_, torch, "is_autocast_enabled");
+    find(&dispatch_stack_length_, native, "_len_torch_dispatch_stack");
+    find(&is_function_mode_enabled_, native, "_is_torch_function_mode_enabled");
+    find(&function_stack_length_, native, "_len_torch_function_stack");
+    find(&function_stack_at_, native, "_get_function_stack_at");
+    find(&default_device_type_, py::module_::import("torch.utils._device"), "DeviceContext");
+    find(&is_tracing_, native, "_is_tracing");
+    for (int i = 0; i < 2; ++i) {
+      if (names_[i] == nullptr) names_[i] = py::str(kNames[i]).release().ptr();
+    }
 
     const auto autocast = reinterpret_cast<Autocast>(find_symbol(torch, kAutocastSymbol));
     bool agrees = autocast != nullptr;
@@ -69,12 +93,28 @@ void TorchModes::calibrate(PyObject* module) {
     if (agrees) autocast_ = autocast;
 
     const auto any_mode = reinterpret_cast<AnyMode>(find_symbol(torch, kAnyModeSymbol));
-    if (any_mode == nullptr || any_mode(false) != ask_dispatch_mode()) return;
-    const py::object mode = py::module_::import("torch.utils._python_dispatch").attr("TorchDispatchMode")();
-    mode.attr("__enter__")();
-    agrees = any_mode(false) && ask_dispatch_mode();
-    mode.attr("__exit__")(py::none(), py::none(), py::none());
-    if (agrees && any_mode(false) == ask_dispatch_mode()) any_mode_ = any_mode;
+    if (any_mode != nullptr && any_mode(false) == ask(dispatch_stack_length_)) {
+      const py::object mode = py::module_::import("torch.utils._python_dispatch").attr("TorchDispatchMode")();
+      mode.attr("__enter__")();
+      agrees = any_mode(false) && ask(dispatch_stack_length_);
+      mode.attr("__exit__")(py::none(), py::none(), py::none());
+      if (agrees && any_mode(false) == ask(dispatch_stack_length_)) any_mode_ = any_mode;
+    }
+
+    const auto function_mode = reinterpret_cast<AnyFunctionMode>(find_symbol(torch, kAnyFunctionModeSymbol));
+    if (function_mode != nullptr && function_mode() == ask(is_function_mode_enabled_)) {
+      const py::object mode = py::module_::import("torch.overrides").attr("BaseTorchFunctionMode")();
+      mode.attr("__enter__")();
+      agrees = function_mode() && ask(is_function_mode_enabled_);
+      mode.attr("__exit__")(py::none(), py::none(), py::none());
+      if (agrees && function_mode() == ask(is_function_mode_enabled_)) any_function_mode_ = function_mode;
+    }
+
+    const auto tracing = reinterpret_cast<Tracing>(find_symbol(torch, kTracingSymbol));
+    if (tracing == nullptr || tracing() != nullptr || ask(is_tracing_)) return;
+    agrees = false;
+    trace(torch, [&] { agrees = tracing() != nullptr && ask(is_tracing_); });
+    if (agrees && tracing() == nullptr && !ask(is_tracing_)) tracing_ = tracing;
   } catch (const std::exception&) {  // torch lacks something used here: its Python functions decide
   }
 }
@@ -88,13 +128,28 @@ bool TorchModes::ask_autocast(DeviceKind kind) const {
   return on;
 }
 
-bool TorchModes::ask_dispatch_mode() const {
-  if (dispatch_stack_length_ == nullptr) return true;
-  PyObject* answer = PyObject_CallNoArgs(dispatch_stack_length_);
+bool TorchModes::ask(PyObject* function) {
+  if (function == nullptr) return true;
+  PyObject* answer = PyObject_CallNoArgs(function);
   const bool on = answer == nullptr || PyObject_IsTrue(answer) != 0;
   if (answer == nullptr) PyErr_Clear();
   Py_XDECREF(answer);
   return on;
+}
+
+bool TorchModes::only_default_devices() const {
+  if (function_stack_length_ == nullptr || function_stack_at_ == nullptr) return false;
+  PyObject* length = PyObject_CallNoArgs(function_stack_length_);
+  const long count = length == nullptr ? -1 : PyLong_AsLong(length);
+  Py_XDECREF(length);
+  bool only = count > 0;
+  for (long i = 0; only && i < count; ++i) {
+    PyObject* mode = PyObject_CallFunction(function_stack_at_, "l", i);
+    only = mode != nullptr && reinterpret_cast<PyObject*>(Py_TYPE(mode)) == default_device_type_;
+    Py_XDECREF(mode);
+  }
+  PyErr_Clear();
+  return only;
 }
 
 }  // namespace ktlib::frontends

@@ -69,7 +69,8 @@ py::list packs() {
   py::list result;
   const Registry* registry = Registry::current();
   if (registry == nullptr) return result;
-  for (const auto& pack : registry->packs()) {
+  for (const auto& open : registry->packs()) {
+    const pack::Pack* pack = open->pack().get();
     py::dict one;
     const pack::Header& header = pack->header();
     one["path"] = path_text(pack->path());
@@ -94,8 +95,8 @@ py::tuple preload(int device) {
   std::vector<std::string> failures;
   {
     py::gil_scoped_release release;
-    for (const auto& slots : index->kernels()) {
-      for (const KernelSlot& slot : slots) {
+    for (const std::vector<KernelSlot>* slots : index->kernels()) {
+      for (const KernelSlot& slot : *slots) {
         if (slot.cuda == nullptr) continue;
         std::string failure;
         bool first_time = false;
@@ -120,6 +121,7 @@ void bind_dispatch(py::module_& module, const std::atomic<bool>& enabled) {
     for (const std::string& warning : Registry::set_packs(bytes)) warnings.append(path_text(warning));
     return warnings;
   });
+  module.def("add_pack", [](const py::object& path) { Registry::add_pack(path_bytes(path)); });
   module.def("packs", &packs);
   module.def("explain", &explain, py::arg("call"));
   module.def("explain_call", [&enabled](const py::object& a, const py::object& b, const py::object& out) {

@@ -4,6 +4,7 @@
 
 #include "common/check.hpp"
 #include "common/problem.hpp"
+#include "dispatch/choice_dict.hpp"
 #include "driver/driver.hpp"
 #include "launch/cuda_kernel.hpp"
 #include "pack/reader.hpp"
@@ -133,7 +134,9 @@ py::dict device_dict(int ordinal) {
 }  // namespace
 
 void bind_driver(py::module_& module) {
-  module.def("cuda_status", &driver::status, "Why CUDA cannot be used; empty when it can.");
+  module.def(
+      "cuda_status", [] { return path_text(driver::status()); },
+      "Why CUDA cannot be used; empty when it can.");
   module.def("cuda_device_count", &driver::device_count);
   module.def("cuda_device", &device_dict, py::arg("ordinal"));
   module.def("set_libcuda", &driver::set_library, py::arg("path"));

@@ -1,6 +1,8 @@
 #include "launch/cuda_kernel.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "common/check.hpp"
@@ -22,6 +24,21 @@ constexpr int32_t kFlagPlainStores = 1;  // C or its rows are not 16-byte aligne
 constexpr uint64_t kTmaAlignBytes = 16;
 
 uint32_t ceil_div(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
+
+constexpr const char* kLaunchCall = "cuLaunchKernelEx";
+constexpr driver::CUresult kOutOfMemory = 2;
+constexpr driver::CUresult kTooManyResources = 701;
+
+// Launch refusals that no later call will overcome: INVALID_VALUE, INVALID_IMAGE, NO_BINARY_FOR_GPU,
+// INVALID_PTX, UNSUPPORTED_PTX_VERSION, LAUNCH_OUT_OF_RESOURCES, COOPERATIVE_LAUNCH_TOO_LARGE,
+// INVALID_CLUSTER_SIZE.
+bool can_never_launch(driver::CUresult code) {
+  constexpr driver::CUresult kCodes[] = {1, 200, 209, 218, 222, kTooManyResources, 720, 912};
+  return std::find(std::begin(kCodes), std::end(kCodes), code) != std::end(kCodes);
+}
+
+// Errors of kernels that ran before (ILLEGAL_ADDRESS and its like), which every later call repeats.
+bool is_sticky(driver::CUresult code) { return code >= 700 && code <= 719 && code != kTooManyResources; }
 
 // Loading is a forbidden call while a stream captures in global mode; relaxed mode lets this thread do it.
 class RelaxedCapture {
@@ -62,7 +79,8 @@ std::string CudaKernel::failure(int device) {
   return devices_[device].failure;
 }
 
-CudaKernel::Result CudaKernel::fail(int device, std::string text, std::string* reason, bool* first_time) {
+CudaKernel::Result CudaKernel::fail(int device, const std::string& text, std::string* reason,
+                                    bool* first_time) {
   PerDevice& slot = devices_[device];
   *first_time = !slot.unusable.load(std::memory_order_relaxed);
   if (*first_time) slot.failure = concat("kernel ", name_, " cannot run on cuda:", device, ": ", text);
@@ -71,32 +89,46 @@ CudaKernel::Result CudaKernel::fail(int device, std::string text, std::string* r
   return Result::unusable;
 }
 
-std::string CudaKernel::load_function(const driver::Api& api, driver::CUfunction* function) {
+CudaKernel::Result CudaKernel::refuse(int device, const Failure& failure, std::string* reason,
+                                      bool* first_time) {
+  PerDevice& slot = devices_[device];
+  *first_time = !slot.refusal_reported;
+  slot.refusal_reported = true;
+  *reason = is_sticky(failure.code)
+                ? concat("cuda:", device, " has been in an error state since some earlier work, so kernel ",
+                         name_, " was not launched: ", failure.text)
+                : concat("kernel ", name_, " was not launched on cuda:", device, ": ", failure.text);
+  return Result::refused;
+}
+
+CudaKernel::Failure CudaKernel::load_function(const driver::Api& api, driver::CUfunction* function) {
   if (library_ == nullptr) {
     if (check_image_) {
       const Sha256Digest found = sha256(image_, image_bytes_);
       if (std::memcmp(found.data(), facts_.blob_sha256, found.size()) != 0) {
-        return "its binary's checksum is wrong; the pack is damaged, write it again";
+        return {driver::kSuccess, "its binary's checksum is wrong; the pack is damaged, write it again"};
       }
     }
     driver::CUresult code =
         api.cuLibraryLoadData(&library_, image_, nullptr, nullptr, 0, nullptr, nullptr, 0);
     if (code != driver::kSuccess) {
       library_ = nullptr;
-      return driver::error_text(code, "cuLibraryLoadData");
+      return {code, driver::error_text(code, "cuLibraryLoadData")};
     }
   }
   driver::CUkernel kernel = nullptr;
   driver::CUresult code = api.cuLibraryGetKernel(&kernel, library_, symbol_.c_str());
-  if (code != driver::kSuccess) return driver::error_text(code, "cuLibraryGetKernel") + " for " + symbol_;
+  if (code != driver::kSuccess) {
+    return {code, driver::error_text(code, "cuLibraryGetKernel") + " for " + symbol_};
+  }
   code = api.cuKernelGetFunction(function, kernel);
-  if (code != driver::kSuccess) return driver::error_text(code, "cuKernelGetFunction");
+  if (code != driver::kSuccess) return {code, driver::error_text(code, "cuKernelGetFunction")};
   if (facts_.smem_bytes > 0) {
     code = api.cuFuncSetAttribute(*function, driver::kFunctionMaxDynamicSmem,
                                   static_cast<int>(facts_.smem_bytes));
     if (code != driver::kSuccess) {
-      return concat(driver::error_text(code, "cuFuncSetAttribute"), ": ", facts_.smem_bytes,
-                    " bytes of dynamic shared memory");
+      return {code, concat(driver::error_text(code, "cuFuncSetAttribute"), ": ", facts_.smem_bytes,
+                           " bytes of dynamic shared memory")};
     }
   }
   return {};
@@ -121,15 +153,16 @@ CudaKernel::Result CudaKernel::load(int device, void* stream, std::string* reaso
   }
   driver::CurrentContext current(*api, context);
   if (current.result() != driver::kSuccess) {
-    return fail(device, driver::error_text(current.result(), "cuCtxSetCurrent"), reason, first_time);
+    const driver::CUresult code = current.result();
+    return refuse(device, {code, driver::error_text(code, "cuCtxSetCurrent")}, reason, first_time);
   }
   driver::CUfunction function = nullptr;
-  std::string error;
+  Failure error;
   {
     RelaxedCapture relaxed(*api);
     error = load_function(*api, &function);
   }
-  if (error.empty()) {
+  if (error.text.empty()) {
     slot.function.store(function, std::memory_order_release);
     return Result::ok;
   }
@@ -138,11 +171,12 @@ CudaKernel::Result CudaKernel::load(int device, void* stream, std::string* reaso
       capturing != driver::kCaptureStatusNone) {
     *first_time = !slot.capture_reported;
     slot.capture_reported = true;
-    *reason = concat("kernel ", name_, " could not be loaded while a stream is capturing (", error,
+    *reason = concat("kernel ", name_, " could not be loaded while a stream is capturing (", error.text,
                      "). Call ktlib.preload() before the capture");
     return Result::refused;
   }
-  return fail(device, error, reason, first_time);
+  if (error.code == kOutOfMemory || is_sticky(error.code)) return refuse(device, error, reason, first_time);
+  return fail(device, error.text, reason, first_time);
 }
 
 driver::CUresult CudaKernel::enqueue(const driver::Api& api, driver::CUfunction function,
@@ -203,7 +237,7 @@ driver::CUresult CudaKernel::enqueue(const driver::Api& api, driver::CUfunction 
     config.attributes = &cluster;
     config.attribute_count = 1;
   }
-  *call = "cuLaunchKernelEx";
+  *call = kLaunchCall;
   return api.cuLaunchKernelEx(&config, function, arguments, nullptr);
 }
 
@@ -225,8 +259,11 @@ CudaKernel::Result CudaKernel::launch(const GemmOperands& operands, uint32_t gro
     code = enqueue(api, function, operands, group_m, static_cast<uint32_t>(info->sm_count), stream, &call);
   }
   if (code == driver::kSuccess) return Result::ok;
+  const Failure failure = {code, driver::error_text(code, call)};
   std::lock_guard<std::mutex> lock(mutex_);
-  return fail(device, driver::error_text(code, call), reason, first_time);
+  const bool blames_kernel = std::strcmp(call, kLaunchCall) == 0 && can_never_launch(code);
+  return blames_kernel ? fail(device, failure.text, reason, first_time)
+                       : refuse(device, failure, reason, first_time);
 }
 
 }  // namespace ktlib

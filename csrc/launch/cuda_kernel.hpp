@@ -36,12 +36,12 @@ class CudaKernel {
 
   enum class Result {
     ok,
-    refused,   // nothing ran, nothing is known against the kernel (a first load inside a stream capture)
+    refused,   // nothing ran, nothing is known against the kernel (no memory, a load inside a stream capture)
     unusable,  // nothing ran, and nothing will on this device
   };
 
-  // Enqueues on `stream`. On any other result than ok, `reason` says why; `first_time` is true when this call
-  // found it out. Never throws, never synchronises.
+  // Enqueues on `stream`. On any other result than ok, `reason` says why; `first_time` is true when no
+  // call has said such a thing before. Never throws, never synchronises.
   Result launch(const GemmOperands& operands, uint32_t group_m, int device, void* stream, std::string* reason,
                 bool* first_time) noexcept;
 
@@ -68,10 +68,18 @@ class CudaKernel {
     std::atomic<bool> unusable{false};
     std::string failure;  // guarded by mutex_
     bool capture_reported = false;
+    bool refusal_reported = false;
   };
 
-  Result fail(int device, std::string text, std::string* reason, bool* first_time);
-  std::string load_function(const driver::Api& api, driver::CUfunction* function);
+  // What a call of the driver's answered; `text` is empty for success.
+  struct Failure {
+    driver::CUresult code = driver::kSuccess;
+    std::string text;
+  };
+
+  Result fail(int device, const std::string& text, std::string* reason, bool* first_time);
+  Result refuse(int device, const Failure& failure, std::string* reason, bool* first_time);
+  Failure load_function(const driver::Api& api, driver::CUfunction* function);
   driver::CUresult enqueue(const driver::Api& api, driver::CUfunction function, const GemmOperands& operands,
                            uint32_t group_m, uint32_t sm_count, void* stream, const char** call) const;
 

@@ -163,8 +163,15 @@ bool is_current_for_cupy(int device) {
   return current == nullptr ? device == 0 : current == driver::primary_context(device);
 }
 
+std::string with_consequence(const std::string& text, CudaKernel::Result result) {
+  return text + (result == CudaKernel::Result::unusable
+                     ? "; such products run on the vendor's library"
+                     : "; this product runs on the vendor's library, the next one tries again");
+}
+
 // Everything that can send a CUDA call away, before an output exists. `stream` is set on Reason::none.
 Reason ready_cuda(CudaKernel* kernel, const Prepared& prepared, void** stream, std::string* warning) {
+  using Result = CudaKernel::Result;
   if (prepared.framework == Framework::cupy && !is_current_for_cupy(prepared.device)) {
     return Reason::other_device_current;
   }
@@ -177,18 +184,17 @@ Reason ready_cuda(CudaKernel* kernel, const Prepared& prepared, void** stream, s
   }
   std::string text;
   bool first_time = false;
-  CudaKernel::Result result;
+  Result result;
   {
     py::gil_scoped_release release;
     result = kernel->load(prepared.device, *stream, &text, &first_time);
   }
-  if (first_time) *warning = text;
-  if (result == CudaKernel::Result::ok) return Reason::none;
-  return result == CudaKernel::Result::unusable ? Reason::kernel_unusable : Reason::capture;
+  if (first_time) *warning = with_consequence(text, result);
+  if (result == Result::ok) return Reason::none;
+  return result == Result::unusable ? Reason::kernel_unusable : Reason::capture;
 }
 
-bool warn(const std::string& text) {
-  const std::string message = text + "; such products run on the vendor's library";
+bool warn(const std::string& message) {
   PyObject* errors = PyImport_ImportModule("ktlib.errors");
   PyObject* category = errors == nullptr ? nullptr : PyObject_GetAttrString(errors, "KtlibWarning");
   Py_XDECREF(errors);
@@ -239,11 +245,6 @@ PyObject* leave_prepared(PyObject* a, PyObject* b, PyObject* out, const Prepared
   return result;
 }
 
-PyObject* finish(PyObject* result, bool borrowed) {
-  if (borrowed) Py_INCREF(result);
-  return result;
-}
-
 PyObject* run(PyObject* a, PyObject* b, PyObject* out) {
   const Registry* registry = Registry::current();
   if (registry == nullptr) {
@@ -282,15 +283,15 @@ PyObject* run(PyObject* a, PyObject* b, PyObject* out) {
   }
   if (memo.slot->cuda == nullptr) {
     run_cpu(memo.slot->cpu, prepared);
-    return finish(result, out != nullptr);
+    return out != nullptr ? Py_NewRef(out) : result;
   }
   std::string text;
   bool first_time = false;
   const CudaKernel::Result launched =
       memo.slot->cuda->launch(prepared.operands, memo.group_m, prepared.device, stream, &text, &first_time);
-  if (launched == CudaKernel::Result::ok) return finish(result, out != nullptr);
+  if (launched == CudaKernel::Result::ok) return out != nullptr ? Py_NewRef(out) : result;
   if (out == nullptr) Py_DECREF(result);
-  if (first_time && !warn(text)) return nullptr;
+  if (first_time && !warn(with_consequence(text, launched))) return nullptr;
   return leave_prepared(a, b, out, prepared, Reason::kernel_unusable);
 }
 
@@ -379,14 +380,16 @@ void bind_matmul(py::module_& module) {
   });
   module.def("leave_fp32_reduction",
              [](const std::string& dtype) { frontends::torch::leave_fp32_reduction(half_dtype(dtype)); });
-  py::list plain;
-  for (int i = 1; i <= static_cast<int>(Reason::last_plain); ++i) {
-    plain.append(py::reinterpret_borrow<py::object>(reason_strings[i]));
-  }
-  plain.append(py::reinterpret_borrow<py::object>(reason_strings[static_cast<int>(Reason::kernel_unusable)]));
+  const auto texts = [](std::initializer_list<Reason> reasons) {
+    py::list result;
+    for (const Reason one : reasons) result.append(py::handle(reason_strings[static_cast<int>(one)]));
+    return result;
+  };
+  py::list plain = texts({Reason::kernel_unusable});
+  for (int i = 1; i <= static_cast<int>(Reason::last_plain); ++i) plain.append(py::handle(reason_strings[i]));
   module.add_object("PLAIN_REASONS", py::tuple(plain));
-  module.add_object("NOT_MATRICES", py::reinterpret_borrow<py::object>(
-                                        reason_strings[static_cast<int>(Reason::not_matrices)]));
+  module.add_object("SEEN_BY_TORCH", py::tuple(texts({Reason::function_mode, Reason::tracing})));
+  module.add_object("NOT_MATRICES", texts({Reason::not_matrices})[0]);
   bind_dispatch(module, enabled);
 }
 

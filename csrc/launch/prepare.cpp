@@ -61,9 +61,10 @@ Reason prepare_out(PyObject* object, const Array& a, const Array& b, const Matri
   Array out;
   Matrix matrix;
   if (read(prepared->framework, object, true, &out) != Reason::none) return Reason::out;
-  const bool fits = out.shape[0] == a.shape[0] && out.shape[1] == b.shape[1] && out.dtype == a.dtype &&
-                    same_place(out, a) && as_matrix(out, &matrix) && !matrix.transposed &&
-                    surely_disjoint(out, matrix, a, am) && surely_disjoint(out, matrix, b, bm);
+  const bool fits = out.address != 0 && out.shape[0] == a.shape[0] && out.shape[1] == b.shape[1] &&
+                    out.dtype == a.dtype && same_place(out, a) && as_matrix(out, &matrix) &&
+                    !matrix.transposed && surely_disjoint(out, matrix, a, am) &&
+                    surely_disjoint(out, matrix, b, bm);
   if (!fits) return Reason::out;
   prepared->operands.c = out.address;
   prepared->operands.ldc = matrix.ld;
@@ -106,10 +107,10 @@ Reason prepare(PyObject* a_object, PyObject* b_object, PyObject* out_object, Pre
   if (Py_TYPE(b_object) != Py_TYPE(a_object) && framework_of(Py_TYPE(b_object)) != framework) {
     return Reason::other_types;
   }
-  if (framework == Framework::torch && frontends::torch::in_dispatch_mode()) return Reason::dispatch_mode;
   Array& a = prepared->like;
   Array b;
-  Reason reason = read(framework, a_object, false, &a);
+  Reason reason = framework == Framework::torch ? frontends::torch::check_modes() : Reason::none;
+  if (reason == Reason::none) reason = read(framework, a_object, false, &a);
   if (reason == Reason::none) reason = read(framework, b_object, false, &b);
   if (reason != Reason::none) return reason;
   if (framework == Framework::torch && frontends::torch::autocast_enabled(a.device_kind)) {
@@ -120,6 +121,7 @@ Reason prepare(PyObject* a_object, PyObject* b_object, PyObject* out_object, Pre
   const int64_t m = a.shape[0], k = a.shape[1], n = b.shape[1];
   if (k != b.shape[0]) return Reason::shapes_differ;
   if (m == 0 || n == 0 || k == 0) return Reason::empty;
+  if (a.address == 0 || b.address == 0) return Reason::not_exportable;  // freed memory
   constexpr int64_t kMaxExtent = std::numeric_limits<int32_t>::max();
   Matrix am, bm;
   if (!as_matrix(a, &am) || !as_matrix(b, &bm) || m > kMaxExtent || n > kMaxExtent || k > kMaxExtent) {

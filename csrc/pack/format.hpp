@@ -1,4 +1,4 @@
-// The .ktpack file, byte by byte. Little-endian, flat, memory-mapped; generator/pack.py writes it and a test
+// The .ktpack file, byte by byte. Little-endian, flat, used as read; generator/pack.py writes it and a test
 // compares the two field by field. A reader refuses another major version and ignores nothing else silently.
 //
 //   header | meta (JSON) | strings | kernels | entries | model | blobs

@@ -16,7 +16,7 @@
 namespace ktlib::pack {
 namespace {
 
-// Closes the descriptor on every way out; a mapping outlives its descriptor.
+// Closes the descriptor on every way out.
 struct Descriptor {
   int fd;
   ~Descriptor() {
@@ -27,6 +27,16 @@ struct Descriptor {
 [[noreturn]] void throw_errno(const std::string& path, const char* what) {
   const int error = errno;
   throw PackError(path, std::string(what) + ": " + std::strerror(error), error);
+}
+
+void read_all(const std::string& path, int fd, uint8_t* to, uint64_t size) {
+  for (uint64_t done = 0; done < size;) {
+    const ssize_t got = ::pread(fd, to + done, size - done, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_errno(path, "cannot read the pack");
+    if (got == 0) throw PackError(path, "was cut off while it was read; write it again");
+    done += static_cast<uint64_t>(got);
+  }
 }
 
 // A tuning database is HDF5 behind a seal of 512 bytes; other HDF5 files begin at once.
@@ -52,13 +62,17 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path) {
   if (S_ISDIR(info.st_mode)) throw PackError(path, "is a folder, expected a .ktpack file", EISDIR);
   if (!S_ISREG(info.st_mode)) throw PackError(path, "is not a regular file, expected a .ktpack file", EINVAL);
   const auto size = static_cast<uint64_t>(info.st_size);
-  // Before mapping: an empty file cannot be mapped, and the errno would say nothing useful.
+  // Before the memory is asked for: none can be had for an empty file, and the errno would say nothing
+  // useful.
   if (size < sizeof(Header)) throw PackError(path, too_small(size));
 
   std::shared_ptr<Pack> pack(new Pack(path));
-  void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
-  if (data == MAP_FAILED) throw_errno(path, "cannot map the pack into memory");
+  void* data =
+      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (data == MAP_FAILED) throw_errno(path, "no memory to read the pack into");
   pack->file_ = {static_cast<const uint8_t*>(data), size};
+  read_all(path, file.fd, static_cast<uint8_t*>(data), size);
+  if (::mprotect(data, size, PROT_READ) != 0) throw_errno(path, "cannot protect the pack's memory");
   if (is_hdf5(pack->file_)) {
     throw PackError(path, "this is a tuning database; make a pack of it: ktlib-build pack " + path);
   }
@@ -72,6 +86,10 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path) {
 
 Pack::~Pack() {
   if (file_.data != nullptr) ::munmap(const_cast<uint8_t*>(file_.data), file_.count);
+}
+
+bool Pack::same_bytes(const Pack& other) const {
+  return file_.count == other.file_.count && std::memcmp(file_.data, other.file_.data, file_.count) == 0;
 }
 
 bool Pack::blob_matches(const KernelRecord& kernel) const {

@@ -1,8 +1,9 @@
-// Opens a .ktpack (pack/format.hpp): memory-mapped, checked completely before anything is handed out. After
-// open() every offset, index and enum in the tables is in range, so users of a Pack check nothing again.
+// Opens a .ktpack (pack/format.hpp): read into memory, checked completely before anything is handed out.
+// After open() every offset, index and enum in the tables is in range, so users of a Pack check nothing
+// again.
 //
-// A pack is replaced by rename, never edited: the size is checked once, at open. Truncating a mapped file in
-// place is the one thing that cannot be guarded against (the kernel raises SIGBUS on the next read).
+// The memory is a read-only copy, not a mapping of the file: whoever truncates or rewrites the file later
+// changes nothing that was checked.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +36,7 @@ class PackError : public std::runtime_error {
   int error_number_;
 };
 
-// A read-only view of `count` consecutive values inside the mapping.
+// A read-only view of `count` consecutive values inside the copy.
 template <typename T>
 struct Table {
   const T* data = nullptr;
@@ -56,6 +57,7 @@ class Pack {
   Pack& operator=(const Pack&) = delete;
 
   const std::string& path() const { return path_; }
+  bool same_bytes(const Pack& other) const;
   const Header& header() const { return *reinterpret_cast<const Header*>(file_.data); }
   std::string_view arch() const { return header().arch; }
   std::string_view profile() const { return header().profile; }
@@ -69,7 +71,7 @@ class Pack {
     return text(kStrings, kernel.symbol_offset, kernel.symbol_bytes);
   }
   // The image, 64-byte aligned; empty for a kernel compiled into the extension. Its content is only known to
-  // be right after blob_matches(): open() does not read the blobs.
+  // be right after blob_matches(): open() does not check the blobs.
   Bytes blob(const KernelRecord& kernel) const {
     return {file_.data + header().sections[kBlobs].offset + kernel.blob_offset, kernel.blob_bytes};
   }

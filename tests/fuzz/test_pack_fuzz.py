@@ -270,7 +270,7 @@ def test_things_that_are_not_files_are_refused(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"", "has 0 bytes, too few for the 512-byte header"),
-        (b"\x89HDF\r\n\x1a\n" + b"\0" * 1000, "is not a .ktpack file"),
+        (b"\x89HDF\r\n\x1a\n" + b"\0" * 1000, "this is a tuning database"),
         (b"\0" * 4096, "is not a .ktpack file"),
     ],
 )

@@ -181,7 +181,8 @@ def test_a_persistent_kernel_launches_one_block_for_each_that_fits(run: Callable
 
 def test_a_second_call_encodes_and_loads_nothing_again(run: Callable[..., Any]) -> None:
     result = run("""
-        a, b, c = half(512, 256), half(256, 768), half(512, 768)
+        a, b = half(512, 256, address=1 << 30), half(256, 768, address=2 << 30)
+        c = half(512, 768, address=3 << 30)
         product(a, b, c)
         lib.fake_reset()
         same = product(a, b, c)[0] is c
