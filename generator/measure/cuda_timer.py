@@ -49,7 +49,8 @@ class CudaSource:
         sets = self.sets.own if own_outputs else self.sets.vendor
         torch = self._torch
         with torch.cuda.stream(self._stream):
-            self._calls(method, sets, 2)
+            # Every set, so that each output is written although a sample may hold fewer calls than there are sets.
+            self._calls(method, sets, max(2, len(sets)))
             calls = self._calls_in_a_sample(method, sets)
             if self._protocol == "stream":
                 return lambda: self._host_us(method, sets, calls)
