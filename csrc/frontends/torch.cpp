@@ -30,9 +30,9 @@ bool refused = false;  // this torch has no usable exchange API
 constexpr uint32_t kFirstRetry = 8, kLastRetry = 1u << 16;
 uint32_t uncalibrated_products = 0;
 
-// Addresses below may be the offset of a view whose storage has been freed: torch is asked. The bound is where
-// Linux puts executables that are not position-independent; Debian's python3 is one, its heap lies right behind,
-// and asking for each of its small tensors cost 2.4 us a call.
+// Addresses below may be the offset of a view whose storage has been freed: torch is asked. The bound is
+// where Linux puts executables that are not position-independent; Debian's python3 is one, its heap lies
+// right behind, and asking for each of its small tensors cost 2.4 us a call.
 constexpr uint64_t kSurelyMemory = uint64_t{4} << 20;
 
 PyObject* attribute(PyObject* object, const char* name) {

@@ -49,7 +49,7 @@ class CudaSource:
         sets = self.sets.own if own_outputs else self.sets.vendor
         torch = self._torch
         with torch.cuda.stream(self._stream):
-            # Every set, so that each output is written although a sample may hold fewer calls than there are sets.
+            # Every set: a sample may hold fewer calls than there are sets, and each output is checked later.
             self._calls(method, sets, max(2, len(sets)))
             calls = self._calls_in_a_sample(method, sets)
             if self._protocol == "stream":
