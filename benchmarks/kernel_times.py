@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +24,11 @@ from ktlib_generator.measure.cuda_timer import CudaSource
 from ktlib_generator.measure.device import detect, environment
 from ktlib_generator.measure.operands import Operand
 from ktlib_generator.measure.timer import interleave
+from ktlib_generator.report.rows import COLUMNS
+from ktlib_generator.report.speedups import CLASSES, class_of, geomean
 from ktlib_generator.store import read_database
 from ktlib_generator.values import Measurement, Record, Status
 
-PROBLEM_COLUMNS = ("suite", "batch", "m", "n", "k", "layout", "dtype", "accumulate")
-COLUMNS = (
-    *PROBLEM_COLUMNS,
-    "method",
-    "protocol",
-    "median_us",
-    "spread",
-    "samples",
-    "kernel",
-    "tier",
-    "status",
-)
-CLASSES = ((0.5, "< 0.5"), (8.0, "0.5 to 8"), (140.0, "8 to 140"), (math.inf, "> 140"))
 BUDGET_S = 0.25
 
 
@@ -113,23 +101,16 @@ def row(
             f"{us:.4f}", f"{spread:.4f}", samples, kernel, tier, "ok")  # fmt: skip
 
 
-def geomean(values: list[float]) -> float:
-    """Geometric mean; NaN for none."""
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
-
-
 def report(ratios: list[tuple[Problem, dict[str, float], str]]) -> None:
     """Print the table by FLOP class, then every problem with its times, losses marked."""
     print("class (GFLOP)   n  lt/own  torch/own  lt/dispatched  torch/dispatched  control")
-    low = 0.0
-    for high, label in (*CLASSES, (math.inf, "all")):
-        if label == "all":
-            low = 0.0
-        chosen = [t for p, t, _ in ratios if low <= p.flops / 1e9 < high]
-        low = high
+    for label in (*(label for _, label in CLASSES), "all"):
+        chosen = [t for p, t, _ in ratios if label in ("all", class_of(p))]
         columns = [("cublaslt_heuristic", "ktlib_own"), ("torch", "ktlib_own"),
                    ("cublaslt_heuristic", "ktlib"), ("torch", "ktlib"), ("torch", "control")]  # fmt: skip
-        means = [geomean([t[top] / t[bottom] for t in chosen]) for top, bottom in columns]
+        means = [
+            geomean(t[top] / t[bottom] for t in chosen) if chosen else float("nan") for top, bottom in columns
+        ]
         print(f"{label:14s} {len(chosen):3d}  " + "  ".join(f"{mean:9.3f}" for mean in means))
     for problem, times, tier in ratios:
         mark = "loss" if times["torch"] / times["ktlib"] < 0.98 else ""
