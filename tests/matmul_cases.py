@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pack_cases import make_pack, record
 
+import ktlib
 from ktlib import _core
+from ktlib.errors import KtlibWarning
 from ktlib.problem import ELEMENT_BYTES, LAYOUTS
 from ktlib_generator.families.base import Device
 
@@ -17,6 +22,19 @@ ARCH = _core.cpu_archs()[0]
 CPU = Device(kind="cpu", name="test", arch=ARCH, sm_count=2)
 # A tuned problem serves extents up to twice and down to half of its own, so these cover 1..128.
 EXTENTS = (1, 4, 16, 64)
+
+
+@contextmanager
+def only_packs(*paths: str) -> Iterator[None]:
+    """Use these packs and no others, shipped ones included; none at all afterwards."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", KtlibWarning)
+        ktlib.databases()  # so that the first product does not load the shipped ones over these
+    _core.set_packs(list(paths))
+    try:
+        yield
+    finally:
+        _core.set_packs([])
 
 
 def write_cpu_pack(path: Path) -> str:

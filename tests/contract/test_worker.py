@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from ktlib import _core
 from ktlib.canonical import bytes_fingerprint
 from ktlib.problem import Problem
 from ktlib_generator.families.base import Device, LaunchParameters
 from ktlib_generator.measure.worker import Job, Limits, Worker, WorkerError
 from ktlib_generator.values import Binary, Status, Variant
 
-core = pytest.importorskip("ktlib._core", reason="the extension is not built")
 CHEATS = Path(__file__).parents[1] / "cheats"
-ARCH = core.cpu_archs()[0]
+ARCH = _core.cpu_archs()[0]
 DEVICE = Device("cpu", "this CPU", ARCH, len(os.sched_getaffinity(0)))
 # Tails in every extent, and small: verification of one candidate takes a few milliseconds.
 PROBLEM = Problem(37, 50, 33, layout="nt", dtype="fp32")
@@ -86,7 +86,7 @@ def job(binary, name, problem=PROBLEM, **changes):
 def builtin_jobs(count, **changes):
     """Candidates compiled into the extension, every one right."""
     jobs = []
-    for config in core.cpu_kernels():
+    for config in _core.cpu_kernels():
         if config["dtype"] == PROBLEM.dtype and len(jobs) < count:
             variant = Variant.make("cpu_gemm", ARCH, **config)
             binary = Binary("builtin", "", bytes_fingerprint(b""), str(variant), 0, 0, 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matmul_cases import write_cpu_pack
+from matmul_cases import only_packs, write_cpu_pack
 
 import ktlib
 from ktlib import _core, libraries
@@ -27,10 +27,8 @@ def cpu_pack(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def kernels(cpu_pack: Path) -> Iterator[None]:
-    ktlib.databases()
-    _core.set_packs([cpu_pack])
-    yield
-    _core.set_packs([])
+    with only_packs(cpu_pack):
+        yield
 
 
 def on_a_kernel(a: Any, b: Any) -> bool:

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matmul_cases import CPU, draw, write_cpu_pack
+from matmul_cases import CPU, draw, only_packs, write_cpu_pack
 from pack_cases import make_pack, record
 
 import ktlib
 from ktlib import _core, packs
-from ktlib.errors import KtlibWarning
 
 
 @pytest.fixture
@@ -29,12 +28,8 @@ def cpu_pack(tmp_path: Path) -> str:
 
 @pytest.fixture
 def kernels(cpu_pack: str) -> Iterator[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", KtlibWarning)
-        ktlib.databases()
-    _core.set_packs([cpu_pack])
-    yield cpu_pack
-    _core.set_packs([])
+    with only_packs(cpu_pack):
+        yield cpu_pack
 
 
 def lost(path: Path) -> str:

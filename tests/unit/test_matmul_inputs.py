@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matmul_cases import ARCH, CPU, draw, write_cpu_pack
+from matmul_cases import ARCH, CPU, draw, only_packs, write_cpu_pack
 from pack_cases import H200, make_pack, record
 
 import ktlib
@@ -29,12 +29,8 @@ def cpu_pack(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def kernels(cpu_pack: str) -> Iterator[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", KtlibWarning)
-        ktlib.databases()
-    _core.set_packs([cpu_pack])
-    yield cpu_pack
-    _core.set_packs([])
+    with only_packs(cpu_pack):
+        yield cpu_pack
 
 
 ONES = np.ones((2, 2), "float32")

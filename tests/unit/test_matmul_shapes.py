@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matmul_cases import draw, exact, write_cpu_pack
+from matmul_cases import draw, exact, only_packs, write_cpu_pack
 
 import ktlib
-from ktlib import _core
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -26,11 +25,8 @@ def cpu_pack(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(params=["kernel", "vendor"], autouse=True)
 def path(request: pytest.FixtureRequest, cpu_pack: str) -> Iterator[str]:
     """Every case runs with kernels for almost everything, and with none."""
-    with np.errstate(all="raise"):
-        ktlib.databases()
-        _core.set_packs([cpu_pack] if request.param == "kernel" else [])
+    with np.errstate(all="raise"), only_packs(*([cpu_pack] if request.param == "kernel" else [])):
         yield request.param
-    _core.set_packs([])
 
 
 def to_numpy(array: Any) -> Any:

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matmul_cases import write_cpu_pack
+from matmul_cases import only_packs, write_cpu_pack
 
 import ktlib
-from ktlib import _core
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -25,10 +24,8 @@ def cpu_pack(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def kernels(cpu_pack: str) -> Iterator[None]:
-    ktlib.databases()
-    _core.set_packs([cpu_pack])
-    yield
-    _core.set_packs([])
+    with only_packs(cpu_pack):
+        yield
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 from build_fakes import FakeFamily, compiles, install_nvcc, is_running, variant, wait_until
 from tune_fakes import GPU, PROBLEMS, TableWorker, run, space_size
 
+from ktlib import _core
 from ktlib.problem import Problem
 from ktlib_generator.budget import Budget
 from ktlib_generator.problems import Suite
@@ -187,14 +188,9 @@ def test_a_signal_while_compiling_kills_every_compiler(start, paths, tmp_path):
     assert read_database(paths["database"]).binaries
 
 
-def core_arch() -> str:
-    core = pytest.importorskip("ktlib._core", reason="the extension is not built")
-    return core.cpu_archs()[0]
-
-
 def test_cpu_family_end_to_end_on_this_machine(tmp_path, monkeypatch):
     """Real kernels in the real worker: verified, timed against NumPy, saved, and resumed without work."""
-    arch = core_arch()
+    arch = _core.cpu_archs()[0]
     monkeypatch.setenv("KTLIB_CACHE_DIR", str(tmp_path / "cache"))
     from ktlib_generator.measure.device import detect
 
